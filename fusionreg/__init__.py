@@ -1,0 +1,46 @@
+"""fusionreg: the plugin registry of fused CUDA kernels.
+
+The public names are loaded on first use; importing this package imports no torch, onnx, cupy or numpy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load_registry": "fusionreg.api",
+    "Registry": "fusionreg.api",
+    "fuse": "fusionreg.api",
+    "FusionSpec": "fusionreg.core.spec",
+    "KernelSpec": "fusionreg.core.spec",
+    "AttributeSpec": "fusionreg.core.spec",
+    "OpSpec": "fusionreg.core.spec",
+    "Case": "fusionreg.core.spec",
+    "Tolerance": "fusionreg.core.spec",
+    "hookimpl": "fusionreg.hookspecs",
+    "FusionregError": "fusionreg.core.errors",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from fusionreg.api import Registry, fuse, load_registry
+    from fusionreg.core.errors import FusionregError
+    from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance
+    from fusionreg.hookspecs import hookimpl
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fusionreg' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,201 @@
+"""The two records a plugin ships, and the smaller ones in them. Floor 1.
+
+A :class:`FusionSpec` says *what* is fused, a :class:`KernelSpec` *how*. Both are frozen, hashable, refuse unknown
+fields and round-trip through JSON. Reading one compiles and runs nothing: texts stay texts until the registry
+validates them (``core/validate.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from .frozen import EMPTY, FrozenDict
+
+API = 1
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$", max_length=80)]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$", max_length=60)]
+Scalar = bool | int | float | str
+
+
+def _tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str | int) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
+"""One text or several."""
+
+
+class Record(BaseModel):
+    """What every spec record has in common: frozen, closed, documented field by field."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
+    )
+
+
+class AttributeSpec(Record):
+    """One attribute of a fusion: a number or word that a site binds, and a direct call passes."""
+
+    type: Literal["int", "float", "bool", "str"]
+    """Its type."""
+    default: Scalar | None = None
+    """What a direct call means by leaving it out; None makes it required."""
+    choices: tuple[Scalar, ...] = ()
+    """The values allowed; empty allows all of the type."""
+    static: bool = False
+    """Whether kernels are compiled per value (True: a template constant) or take it at launch (False)."""
+    summary: str = ""
+    """One line for ``show`` and for docstrings."""
+
+
+class Case(Record):
+    """One conformance case beyond those that are derived from the spec."""
+
+    name: str
+    """Unique among the fusion's cases."""
+    axes: FrozenDict[str, int] = EMPTY
+    """Extent of each axis; axes left out get the default extent."""
+    attributes: FrozenDict[str, Scalar] = EMPTY
+    """Attributes and choices by name."""
+    absent: tuple[str, ...] = ()
+    """Optional inputs that are left out."""
+    values: FrozenDict[str, str] = EMPTY
+    """Input name → one of the named value generators of ``core/conformance`` (default ``normal``)."""
+    batch: tuple[int, ...] = ()
+    """Leading extents bound to ``...``."""
+    summary: str = ""
+    """What it catches."""
+
+
+class Tolerance(Record):
+    """A looser error bound than the general rule of conformance, with the reason it is needed."""
+
+    dtype: str
+    """The output dtype it holds for."""
+    ulp: float
+    """Allowed error in units of the last place of that dtype, beside the general rule."""
+    reason: str
+    """Why the general rule cannot hold."""
+
+
+class KernelSpec(Record):
+    """One kernel: which template, on which problems, with which geometry."""
+
+    name: Identifier
+    """Unique among the kernels of its fusion."""
+    fusion: Name | None = None
+    """The fusion it implements; may be left out inside ``FusionSpec.kernels``."""
+    template: str
+    """Path of the ``.cu.j2`` below the plugin's package or its ``templates`` folder."""
+    summary: str = ""
+    """One line for ``show``."""
+    targets: Texts = ("sm_80+",)
+    """Architectures: ``sm_80+`` for that one and later, or one exact name such as ``sm_90a``."""
+    rounding: Literal["once", "per_op"] = "once"
+    """``once``: wide inside and one cast at the end; ``per_op``: rounds where the unfused chain rounds."""
+    requires: Texts = ()
+    """Conditions on the problem, all of which must hold; over symbolic axes they become guards."""
+    strides: Texts = ()
+    """Tensors that may be strided; each gets one ``long long NAME_stride_i`` parameter per axis, in elements.
+    All others must be contiguous."""
+    params: FrozenDict[str, tuple[Scalar, ...]] = EMPTY
+    """Tunable parameters: the values to choose from, the first being the default."""
+    valid: Texts = ()
+    """Conditions over params, dtypes and target that a combination must meet."""
+    constants: FrozenDict[str, str] = EMPTY
+    """Further template variables, each an expression over params, attributes, choices and specialised axes."""
+    specialize: Texts = ()
+    """Axes whose extent becomes a compile-time constant; all others are launch arguments."""
+    grid: Texts
+    """One to three expressions."""
+    block: Texts
+    """One to three expressions over params and constants."""
+    cluster: Texts = ()
+    """Thread-block cluster shape; empty for none."""
+    shared_memory: str = "0"
+    """Bytes of dynamic shared memory."""
+    workspace: str = "0"
+    """Bytes of scratch that the caller's allocator gives and the kernel gets as its last pointer, ``workspace``."""
+    cooperative: bool = False
+    """Launched cooperatively: the whole grid is resident and may synchronise."""
+    programmatic: bool = False
+    """Launched with programmatic stream serialization (programmatic dependent launch)."""
+    min_blocks: int = Field(default=0, ge=0, le=32)
+    """Second argument of ``__launch_bounds__``; 0 leaves it out."""
+    max_registers: int = Field(default=0, ge=0, le=255)
+    """Register cap per thread; 0 leaves it to the compiler."""
+    estimate: str = ""
+    """Expected seconds on the target, an expression; empty uses the general model."""
+    simulator: str = ""
+    """Why the simulator cannot execute it; empty when it can."""
+    pending: str = ""
+    """Why dispatch must not choose it yet; empty when it may."""
+
+
+class FusionSpec(Record):
+    """What is fused. The reference is the pattern itself, evaluated in float64 by the operator vocabulary."""
+
+    api: Literal[1]
+    """Version of this contract."""
+    name: Name
+    """``family.words``; the family is a prefix that the plugin's distribution owns."""
+    version: str = Field(default="1.0.0", pattern=r"^\d+\.\d+\.\d+$")
+    """Of this spec and its kernels together."""
+    summary: str = ""
+    """One line for ``list``."""
+    pattern: Texts
+    """One or more spellings in pattern language; the first is the reference."""
+    inputs: FrozenDict[Identifier, str]
+    """Tensor texts by name, in call order, e.g. ``T[... M K]``."""
+    outputs: FrozenDict[Identifier, str]
+    """Tensor texts by name, in the order a call returns them."""
+    dtypes: FrozenDict[Identifier, tuple[str, ...]]
+    """Dtype variables and the dtypes each may take."""
+    axes: FrozenDict[Identifier, str] = EMPTY
+    """One line on each axis, for ``show``; axes not listed are documented by their name alone."""
+    attributes: FrozenDict[Identifier, AttributeSpec] = EMPTY
+    """What a site binds besides tensors."""
+    constraints: Texts = ()
+    """Conditions that make the fusion legal, all of which must hold."""
+    cases: tuple[Case, ...] = ()
+    """Conformance cases beyond the derived ones."""
+    tolerances: tuple[Tolerance, ...] = ()
+    """Exceptions to the general error rule."""
+    kernels: tuple[KernelSpec, ...] = ()
+    """Kernels that come with it; other plugins may add more."""
+    tags: tuple[str, ...] = ()
+    """Free words to filter by."""
+
+
+class OpSpec(Record):
+    """One operator of the vocabulary. Its meaning is a Python function, so it has no JSON form."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
+
+    name: str = Field(pattern=r"^([a-z][\w.]*::)?[A-Z]\w*$")
+    """ONNX's name, or ``domain::Name``."""
+    inputs: tuple[str, ...]
+    """Names in order: ``x``, ``bias?`` when optional, ``args*`` when variadic (last only)."""
+    outputs: tuple[str, ...] = ("y",)
+    """Names in order; ``y?`` when optional, ``outs*`` when variadic."""
+    attributes: FrozenDict[str, Any] = EMPTY
+    """Every attribute with its default; :data:`REQUIRED` for one without."""
+    meaning: Any
+    """``f(xp, *arrays, **attributes) -> array | tuple``; see ``core/ops``."""
+    infer: Any
+    """``f(inputs: list[Value | None], attributes, constants) -> list[(dtype, shape)]``; see ``core/ops``."""
+    commutative: bool = False
+    """Whether its first two inputs may be swapped."""
+    pointwise: bool = False
+    """Whether every output element depends on the broadcast-aligned input elements alone."""
+    cuda: str = ""
+    """A CUDA expression over the input names in float, for generated point-wise functions; empty when it has none."""
+    summary: str = ""
+    """The definition, for an operator that ONNX lacks; a citation otherwise."""
+
+
+REQUIRED = "<required>"
+"""Default of an attribute that has none."""

@@ -1,0 +1,1 @@
+"""The gemm family: matrix products with scale, bias and activation in one kernel."""
