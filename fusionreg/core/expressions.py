@@ -79,7 +79,7 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Any], int, int]] = FrozenDict(
 
 #: Predicate name → number of arguments; the environment supplies each as a callable.
 PREDICATES: Mapping[str, int] = FrozenDict(
-    {"contiguous": 1, "aligned": 2, "rank": 1, "present": 1, "stride": 2, "shape": 2, "has": 1}
+    {"contiguous": 1, "aligned": 2, "rank": 1, "present": 1, "stride": 2, "shape": 2, "form": 1, "has": 1}
 )
 
 _GLOBALS = {"__builtins__": {}, **{name: entry[0] for name, entry in FUNCTIONS.items()}}
