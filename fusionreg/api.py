@@ -1,0 +1,134 @@
+"""The programmatic interface: load a registry, look things up, match, plan, call and fuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fusionreg.core import matcher, planner
+from fusionreg.core.ir import Graph
+from fusionreg.core.registry import Catalog, FusionEntry, load
+from fusionreg.core.runtime import Runtime
+
+if TYPE_CHECKING:
+    from fusionreg.core.matcher import Match, Matches
+    from fusionreg.core.planner import Plan
+    from fusionreg.core.runtime import Bound
+    from fusionreg.model import FusedModel
+
+
+def load_registry(*, strict: bool = False, device: str = "auto", **options: Any) -> Registry:
+    """Discovers, loads and validates every installed plugin.
+
+    Args:
+        strict: raise for the first plugin that fails, instead of keeping it as a row in ``failures``.
+        device: where calls run: ``auto`` (by the arrays), ``sim`` or ``cuda``.
+        options: further arguments of ``core.registry.load``: ``allow``, ``deny``, ``extra_plugins``.
+
+    Returns: a new, independent :class:`Registry`; nothing is kept in the module.
+    """
+    return Registry(load(strict=strict, **options), device=device)
+
+
+def fuse(model: Any, *example: Any, registry: Registry | None = None, policy: str = "balanced", **options: Any) -> Any:
+    """A faster callable of ``model``; see :meth:`Registry.fuse`."""
+    return (registry or load_registry()).fuse(model, *example, policy=policy, **options)
+
+
+class Registry(Mapping[str, FusionEntry]):
+    """All fusions of one load, by name, with what can be done with them."""
+
+    def __init__(self, catalog: Catalog, device: str = "auto") -> None:
+        self.catalog = catalog
+        self.device = device
+
+    def __getitem__(self, name: str) -> FusionEntry:
+        return self.catalog[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.catalog.fusions)
+
+    def __len__(self) -> int:
+        return len(self.catalog.fusions)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.catalog.fusions
+
+    def __repr__(self) -> str:
+        return f"<Registry: {len(self)} fusions of {len(self.catalog.plugins)} plugins>"
+
+    @property
+    def plugins(self) -> tuple[Any, ...]:
+        """Plugins that loaded."""
+        return self.catalog.plugins
+
+    @property
+    def failures(self) -> tuple[Any, ...]:
+        """Plugins that did not, each with its reason."""
+        return self.catalog.failures
+
+    @cached_property
+    def runtime(self) -> Runtime:
+        return Runtime(self.catalog, device=self.device)
+
+    def call(self, name: str, *arrays: Any, **attributes: Any) -> Any:
+        """Runs one fusion on arrays.
+
+        Args:
+            name: the fusion's name.
+            arrays: its inputs in declared order, None for an absent optional one; shapes and dtypes as
+                ``fusionreg show NAME`` prints them.
+            attributes: attributes and choices by name.
+
+        Returns: one array, or a tuple for several outputs, allocated by the library of the inputs.
+        Raises: :class:`ArgumentError` when they do not fit, :class:`UnknownNameError` for an unknown name.
+        """
+        return self.runtime.call(name, *arrays, **attributes)
+
+    def bind(self, name: str, *arrays: Any, **attributes: Any) -> Bound:
+        """A handle that launches again on the same arrays, for hot loops and graph capture."""
+        return self.runtime.bind(name, *arrays, **attributes)
+
+    def graph(self, model: Any, *example: Any) -> Graph:
+        """The lifted graph of a model: a path, an ONNX model, an exported program or a module with example inputs."""
+        return model if isinstance(model, Graph) else self._open(model, example).graph
+
+    def match(self, model: Any, *example: Any, explain: bool = False) -> Matches:
+        """All legal matches of all fusions; with ``explain`` also the deepest failed match per site."""
+        graph = self.graph(model, *example)
+        return matcher.find(graph, tuple(self.catalog.fusions.values()), self.catalog.ops, explain=explain)
+
+    def plan(self, model: Any, *example: Any, policy: str = "balanced", matches: Matches | None = None) -> Plan:
+        """The set of matches that saves most time under ``policy``."""
+        graph = self.graph(model, *example)
+        found = self.match(graph) if matches is None else matches
+        return planner.plan(graph, found.matches, catalog=self.catalog, policy=policy, accepts=self._accepts)
+
+    def fuse(self, model: Any, *example: Any, policy: str = "balanced", **options: Any) -> Any:
+        """Match → plan → a runnable.
+
+        Args:
+            model: a path to ``.onnx`` or ``.pt2``, an ``onnx.ModelProto``, an ``onnx_ir.Model``, a
+                ``torch.export.ExportedProgram``, or a ``torch.nn.Module`` with ``example`` inputs.
+            policy: ``off``, ``conservative``, ``balanced`` or ``aggressive``.
+
+        Returns: for ONNX a :class:`FusedModel` (named inputs; it can be saved); for torch a callable with the signature
+        of the original.
+        """
+        opened = self._open(model, example, **options)
+        return opened.wrap(self.build(opened.graph, policy=policy, original=opened.original, saver=opened.saver))
+
+    def build(self, graph: Graph, *, policy: str = "balanced", **extra: Any) -> FusedModel:
+        """A :class:`FusedModel` of an already lifted graph."""
+        from fusionreg.model import FusedModel
+
+        return FusedModel.build(graph, self.plan(graph, policy=policy), self.catalog, self.runtime, **extra)
+
+    def _accepts(self, match: Match) -> str | None:
+        return self.runtime.refusal(match)
+
+    def _open(self, model: Any, example: tuple[Any, ...], **options: Any) -> Any:
+        from fusionreg.integrations import open_model
+
+        return open_model(model, example, ops=self.catalog.ops, **options)

@@ -1,0 +1,95 @@
+"""What there is: ``list``, ``show``, ``plugins``, ``schema``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from fusionreg.cli.main import FAILED, app
+from fusionreg.cli.output import JSON_HELP, print_json, table
+
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+
+
+@app.command("list")
+def list_(
+    json: Json = False,
+    tag: Annotated[str, typer.Option(help="Only fusions with this tag.")] = "",
+    plugin: Annotated[str, typer.Option(help="Only fusions of this plugin.")] = "",
+) -> None:
+    """Every fusion installed, from a cached manifest: no plugin is imported when nothing changed."""
+    from fusionreg.core import manifest
+
+    rows = [
+        r for r in manifest.read() if (not tag or tag in r["tags"]) and (not plugin or plugin == r["plugin"])
+    ]
+    if json:
+        return print_json(rows)
+    table("", ("fusion", "plugin", "version", "kernels", "evidence", "summary"), [
+        (r["name"], r["plugin"], r["version"], ", ".join(k["name"] for k in r["kernels"]),
+         "yes" if r["evidence"] else "no", r["summary"])
+        for r in rows
+    ])
+
+
+@app.command()
+def show(
+    name: str,
+    json: Json = False,
+    source: Annotated[bool, typer.Option("--source", help="Print the rendered CUDA of each kernel.")] = False,
+    arch: Annotated[str, typer.Option(help="Architecture to render for, e.g. sm_90a.")] = "sm_90a",
+    kernel: Annotated[str, typer.Option(help="Only this kernel.")] = "",
+    dtype: Annotated[str, typer.Option(help="Dtype of every dtype variable (default: its first).")] = "",
+) -> None:
+    """One fusion: its pattern, tensors, constraints and kernels; with --source the CUDA that would be compiled."""
+    from fusionreg.api import load_registry
+    from fusionreg.core import describe
+
+    registry = load_registry()
+    entry = registry[name]
+    if source:
+        sources = describe.sources(entry, target=arch, kernel=kernel, dtype=dtype, ops=registry.catalog.ops)
+        for unit in [{"kernel": s.kernel, "target": s.target, "options": s.options, "text": s.text} for s in sources] if json else []:
+            print_json(unit)
+        if not json:
+            for s in sources:
+                typer.echo(f"// {s.fusion}/{s.kernel} for {s.target}: {' '.join(s.options)}")
+                typer.echo(s.text)
+        return
+    if json:
+        return print_json(entry.spec.model_dump(mode="json"))
+    for line in describe.lines(entry):
+        typer.echo(line)
+
+
+@app.command()
+def plugins(
+    json: Json = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when a plugin failed.")] = False,
+) -> None:
+    """Every plugin found, and why those that failed did."""
+    from fusionreg.core.registry import load
+
+    catalog = load()
+    rows: list[dict[str, Any]] = catalog.plugin_rows()
+    if json:
+        print_json(rows)
+    else:
+        table("", ("plugin", "distribution", "version", "status", "fusions", "reason"), [
+            (r["name"], r["distribution"], r["version"], r["status"], len(r["fusions"]), r["reason"]) for r in rows
+        ], status=3)
+    if strict and catalog.failures:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def schema(record: Annotated[str, typer.Argument(help="fusion or kernel")] = "fusion") -> None:
+    """The JSON schema of a spec record."""
+    from fusionreg.core.errors import UnknownNameError
+    from fusionreg.core.spec import FusionSpec, KernelSpec
+
+    records = {"fusion": FusionSpec, "kernel": KernelSpec}
+    if record not in records:
+        raise UnknownNameError.among("record", record, records)
+    print_json(records[record].model_json_schema())

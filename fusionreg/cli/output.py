@@ -1,0 +1,69 @@
+"""How results are printed: JSON or a rich table, nothing computed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+JSON_HELP = "Print JSON instead of a table."
+
+STYLES = {
+    "PASSED": "green", "fused": "green", "ok": "green",
+    "SKIPPED": "yellow", "SKIPPED_UNSUPPORTED": "yellow", "fallback": "yellow", "pending": "yellow",
+}
+
+
+def console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else 160  # a pipe gets whole lines, not 80 columns
+    return Console(stderr=stderr, width=wide, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, default=str, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], status: int | None = None) -> None:
+    """Prints rows; column number ``status`` is coloured by its word."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    view = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        view.add_column(column, overflow="fold", no_wrap=i == 0)
+    for row in rows:
+        cells = [escape(str(c)) for c in row]
+        if status is not None:
+            cells[status] = f"[{STYLES.get(str(row[status]), 'red')}]{cells[status]}[/]"
+        view.add_row(*cells)
+    console().print(view)
+
+
+@contextmanager
+def progress(description: str, quiet: bool = False) -> Iterator[Any]:
+    """A progress bar on stderr; yields ``tell(done, total, what)``."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[what]}"),
+        console=console(stderr=True), transient=True, disable=quiet or not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task(description, total=None, what="")
+
+        def tell(done: int, total: int, what: str = "") -> None:
+            bar.update(task, completed=done, total=total, what=what)
+
+        yield tell
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"

@@ -1,0 +1,106 @@
+"""Which frontend reads a model, and what a caller gets back around it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusionreg.core.errors import MissingDependencyError, ModelError
+
+if TYPE_CHECKING:
+    from fusionreg.core.ir import Graph
+    from fusionreg.core.ops import Vocabulary
+
+
+def _same(model: Any) -> Any:
+    return model
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model as a frontend read it.
+
+    Attributes:
+        name: for people: the file's name or the module's class.
+        graph: lifted, with types.
+        example: arrays to run it on, by input name; made at random where the model came without.
+        reference: runs the *original* artefact on such inputs and returns arrays by output name; None where there is
+            none, and then ``reason`` says why.
+        wrap: turns a ``FusedModel`` into the kind of callable that the original was.
+        original: the artefact.
+        saver: writes a ``FusedModel`` back in the original's format, where that exists.
+    """
+
+    name: str
+    graph: Graph
+    example: Callable[[int], Mapping[str, Any]]
+    reference: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    reason: str = ""
+    wrap: Callable[[Any], Any] = _same
+    original: Any = None
+    saver: Callable[[Any, Any], None] | None = None
+
+
+def open_model(model: Any, example: tuple[Any, ...] = (), *, ops: Vocabulary) -> Opened:
+    """Reads ``model`` with the frontend of its kind.
+
+    Args:
+        model: path of an ``.onnx`` or ``.pt2`` file, ``"package.module:callable"``, or an object of ONNX or torch.
+        example: example inputs, for a ``torch.nn.Module``.
+
+    Raises: :class:`ModelError` for something that no frontend reads, :class:`MissingDependencyError` naming the extra.
+    Reading a file executes nothing from it; ``package.module:callable`` runs that callable.
+    """
+    if isinstance(model, str | Path):
+        return _open_path(str(model), ops)
+    kind = type(model).__module__.partition(".")[0]
+    if kind in ("onnx", "onnx_ir"):
+        return _onnx().open_object(model, ops=ops)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
+        return _torch().open_object(model, example, ops=ops)
+    raise ModelError(
+        "cannot read model",
+        type(model).__name__,
+        f"an object of {type(model).__module__}",
+        "a path, an ONNX model, a torch.export.ExportedProgram or a torch.nn.Module",
+    )
+
+
+def _open_path(text: str, ops: Vocabulary) -> Opened:
+    path = Path(text)
+    if path.suffix in (".onnx", ".pt2"):
+        if not path.is_file():
+            raise ModelError("cannot read model", text, "no such file", "a readable file", "Check the path")
+        return (_onnx() if path.suffix == ".onnx" else _torch()).open_path(path, ops=ops)
+    if ":" in text and not path.exists():
+        return _torch().open_target(text, ops=ops)
+    raise ModelError(
+        "cannot read model", text, f"the suffix {path.suffix!r}", "a .onnx file, a .pt2 file or package.module:callable"
+    )
+
+
+def _onnx() -> Any:
+    try:
+        from fusionreg.integrations.onnx import opening
+    except ImportError as error:
+        raise _missing("onnx", error) from error
+    return opening
+
+
+def _torch() -> Any:
+    try:
+        from fusionreg.integrations.torch import opening
+    except ImportError as error:
+        raise _missing("torch", error) from error
+    return opening
+
+
+def _missing(extra: str, error: ImportError) -> MissingDependencyError:
+    return MissingDependencyError(
+        "cannot read model", "", f"{error.name or error} is not installed", f"the extra {extra!r}",
+        f"Run: pip install 'fusionreg[{extra}]'", extra=extra,
+    )

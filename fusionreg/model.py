@@ -1,0 +1,130 @@
+"""A model with its chosen fusions applied: what ``fusionreg.fuse`` returns and ``fusionreg run`` executes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fusionreg.core import rewrite
+from fusionreg.core.errors import ArgumentError, ModelError
+from fusionreg.core.evaluate import evaluate
+from fusionreg.core.ir import FUSED, Graph, Node
+
+if TYPE_CHECKING:
+    from fusionreg.core.planner import Plan
+    from fusionreg.core.registry import Catalog
+    from fusionreg.core.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place where a fusion was applied, and what happened there the last time the model ran.
+
+    Attributes:
+        fusion: name of the fusion.
+        nodes: names of the nodes it replaced, in order.
+        source: where the last of them stands in the model.
+        kernel: the kernel that ran; "" before the first run and after a fallback.
+        status: ``planned``, ``fused``, or ``fallback`` when no kernel accepted the call and the nodes ran unfused.
+        reason: why it fell back.
+    """
+
+    fusion: str
+    nodes: tuple[str, ...]
+    source: str = ""
+    kernel: str = ""
+    status: str = "planned"
+    reason: str = ""
+
+
+@dataclass(eq=False)
+class FusedModel:
+    """A runnable graph. Call it with arrays by input name (or in input order); it returns arrays by output name.
+
+    Arrays may be NumPy (the fused kernels then run in the simulator), CuPy, or torch on the CPU or the GPU; all of one
+    call live in one place. The unfused rest runs in the same library.
+
+    Attributes:
+        lifted: the graph before fusion, after lifting.
+        graph: the graph with ``fused::`` nodes.
+        plan: what was chosen, and what lost and why.
+        original: the artefact it was made from, for :meth:`save`.
+    """
+
+    lifted: Graph
+    graph: Graph
+    plan: Plan
+    catalog: Catalog
+    runtime: Runtime
+    original: Any = None
+    saver: Callable[[FusedModel, Any], None] | None = None
+    _ran: dict[str, Site] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def build(cls, graph: Graph, plan: Plan, catalog: Catalog, runtime: Runtime, **extra: Any) -> FusedModel:
+        """Applies ``plan`` to ``graph``."""
+        return cls(graph, rewrite.apply(graph, plan.chosen, catalog), plan, catalog, runtime, **extra)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Every fused site in execution order, with its last outcome."""
+        return tuple(
+            self._ran.get(n.name)
+            or Site(n.op.removeprefix(FUSED), tuple(b.name for b in n.graphs["body"].nodes), n.source)
+            for n in self.graph.nodes
+            if n.op.startswith(FUSED)
+        )
+
+    def __call__(self, *args: Any, trace: dict[str, Any] | None = None, **named: Any) -> dict[str, Any]:
+        """Runs the fused graph.
+
+        Args:
+            args: arrays in the order of ``graph.inputs``.
+            named: arrays by input name; inputs with a default (overridable initialisers) may be left out.
+            trace: when given, receives intermediate values by name.
+
+        Returns: output name → array, in the library of the inputs.
+        Raises: :class:`ArgumentError` for a missing, surplus or unknown input.
+        """
+        inputs = self._bind(args, named)
+        return evaluate(self.graph, inputs, ops=self.catalog.ops, fused=self._fused, trace=trace)
+
+    def unfused(self, *args: Any, mode: str = "step", **named: Any) -> dict[str, Any]:
+        """Runs the lifted graph operator by operator; ``mode`` as in ``core.evaluate``."""
+        return evaluate(self.lifted, self._bind(args, named), ops=self.catalog.ops, mode=mode)
+
+    def save(self, path: Any) -> None:
+        """Writes the fused model in the format of its original; :class:`ModelError` where that has no such form."""
+        if self.saver is None:
+            raise ModelError("cannot save", str(path), "the model was not read from ONNX", "an ONNX model")
+        self.saver(self, path)
+
+    def _bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+        names = self.graph.inputs
+        if len(args) > len(names):
+            raise ArgumentError("cannot run", self.graph.name, f"{len(args)} inputs", f"{len(names)}: {list(names)}")
+        inputs = dict(zip(names, args, strict=False))
+        unknown = [n for n in named if n not in names]
+        twice = [n for n in named if n in inputs]
+        if unknown or twice:
+            found = f"unknown input {unknown[0]!r}" if unknown else f"{twice[0]!r} given twice"
+            raise ArgumentError("cannot run", self.graph.name, found, f"the inputs {list(names)}")
+        inputs.update(named)
+        missing = [n for n in names if n not in inputs and n not in self.graph.overridable]
+        if missing:
+            raise ArgumentError("cannot run", self.graph.name, f"no value for {missing}", f"the inputs {list(names)}")
+        return inputs
+
+    def _fused(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        fusion, body = node.op.removeprefix(FUSED), node.graphs["body"]
+        outcome = self.runtime.execute(fusion, args, node.attrs)
+        self._ran[node.name] = Site(
+            fusion,
+            tuple(b.name for b in body.nodes),
+            node.source,
+            outcome.kernel,
+            "fused" if outcome.kernel else "fallback",
+            outcome.reason,
+        )
+        return outcome.outputs
