@@ -1,0 +1,212 @@
+"""Tensor texts of a spec, ``T[... M K]``: parsing, and binding axes to concrete or symbolic shapes. Floor 1.
+
+- ``T`` is a dtype variable of the fusion or a dtype by name; axes are names or literal extents.
+- ``...`` folds leading axes: every tensor with ``...`` has the same leading extents, and a kernel sees its first named
+  axis multiplied by their product. A tensor that names that axis without ``...`` fits only if the product is 1.
+- ``|`` separates forms, tried in order: ``T[] | T[N] | T[M 1]``.
+- a tensor may carry extra leading extents 1 beyond a form without ``...``: (1, 1, N) binds ``T[N]``, (1,) binds ``T[]``.
+- a memory space may follow: ``T[N K] pinned_host``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from .errors import ArgumentError, SpecError
+from .frozen import FrozenDict
+
+Dim = int | str
+Shape = tuple[Dim, ...]
+
+SPACES = ("device", "pinned_host", "managed")
+
+_FORM = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*\[([^\[\]|]*)\]\s*", re.ASCII)
+_AXIS = re.compile(r"[A-Za-z][A-Za-z0-9_]*|[1-9][0-9]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One shape a tensor may have: its axes (names or literal extents), and whether leading axes fold."""
+
+    axes: tuple[Dim, ...]
+    leading: bool = False
+
+    def __str__(self) -> str:
+        return " ".join((["..."] if self.leading else []) + [str(a) for a in self.axes])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(a for a in self.axes if isinstance(a, str))
+
+    def bind(self, shape: Shape) -> tuple[dict[str, Dim], Shape | None] | None:
+        """Axis name → extent, and the leading extents (None without ``...``); None when the shape does not fit."""
+        extra = len(shape) - len(self.axes)
+        if extra < 0 or (not self.leading and any(d != 1 for d in shape[:extra])):
+            return None
+        bound: dict[str, Dim] = {}
+        for axis, extent in zip(self.axes, shape[extra:], strict=True):
+            if isinstance(axis, int):
+                if axis != extent:
+                    return None
+            elif bound.setdefault(axis, extent) != extent:
+                return None
+        return bound, shape[:extra] if self.leading else None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A parsed tensor text.
+
+    Attributes:
+        text: as written.
+        dtype: a dtype variable, or a dtype by name.
+        forms: the shapes it may have, tried in order.
+        space: memory space it lives in.
+    """
+
+    text: str
+    dtype: str
+    forms: tuple[Form, ...]
+    space: str = "device"
+
+    @classmethod
+    def parse(cls, text: str, whom: str = "") -> TensorType:
+        """The type; :class:`SpecError` when the text is none."""
+
+        def fail(found: str, expected: str = "e.g. T[... M K], T[] | T[N], T[N K] pinned_host") -> SpecError:
+            return SpecError("bad tensor", f"{text!r} in {whom}" if whom else repr(text), found, expected, text=text)
+
+        body, space = text, "device"
+        if match := re.search(r"\]\s*([A-Za-z_]+)\s*\Z", text):
+            space, body = match[1], text[: match.start(1)]
+            if space not in SPACES:
+                raise fail(f"memory space {space!r}", f"one of {', '.join(SPACES)}")
+        dtypes, forms = [], []
+        for part in body.split("|"):
+            match = _FORM.fullmatch(part)
+            if not match:
+                raise fail(f"{part.strip()!r} is no form")
+            dtypes.append(match[1])
+            forms.append(_form(match[2], fail))
+        if len(set(dtypes)) > 1:
+            raise fail(f"forms of different dtypes {', '.join(sorted(set(dtypes)))}", "one dtype for all forms")
+        if len(set(forms)) < len(forms):
+            raise fail("a form stands twice", "different forms")
+        return cls(text.strip(), dtypes[0], tuple(forms), space)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axis names of all forms, in order of first appearance."""
+        return tuple(dict.fromkeys(n for f in self.forms for n in f.names))
+
+    @property
+    def leading(self) -> bool:
+        """Whether any form folds leading axes."""
+        return any(f.leading for f in self.forms)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _form(text: str, fail) -> Form:
+    words = text.split()
+    leading = bool(words) and words[0] == "..."
+    if leading:
+        words = words[1:]
+    for word in words:
+        if not _AXIS.fullmatch(word):
+            raise fail(f"axis {word!r}", "a name or a positive number, `...` at most once and first")
+    axes = tuple(int(w) if w.isdigit() else w for w in words)
+    if leading and not (axes and isinstance(axes[0], str)):
+        raise fail(f"`...` before {axes[0] if axes else 'nothing'}", "a named axis right after `...`: it is the one that folds")
+    return Form(axes, leading)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What shapes say about a fusion's axes.
+
+    Attributes:
+        axes: axis name → extent, unfolded.
+        leading: the extents that ``...`` stands for; empty when nothing folds.
+        forms: tensor name → the form it took.
+        folds: the axis that leading extents multiply into, "" when no tensor of the fusion has ``...``.
+    """
+
+    axes: FrozenDict[str, Dim]
+    leading: Shape
+    forms: FrozenDict[str, Form]
+    folds: str = ""
+
+    @property
+    def folded(self) -> FrozenDict[str, int]:
+        """Axes as a kernel sees them; only where all extents are numbers."""
+        if not self.folds:
+            return self.axes
+        return self.axes | {self.folds: self.axes[self.folds] * prod(self.leading)}
+
+
+def folded_axis(types: Mapping[str, TensorType]) -> str:
+    """The axis that leading extents multiply into, "" for none; :class:`SpecError` when tensors disagree about it."""
+    found = {f.axes[0]: name for name, t in types.items() for f in t.forms if f.leading}
+    if len(found) > 1:
+        shown = " and ".join(f"{axis!r} in {name}" for axis, name in found.items())
+        raise SpecError("bad tensors", "", f"`...` folds into {shown}", "the same first axis wherever `...` stands")
+    return next(iter(found), "")
+
+
+def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
+    """Binds every tensor's shape to a form so that all agree; tensors without a shape are absent.
+
+    The first combination in declared order wins. Extents may be symbolic names, equal only to themselves.
+    :class:`ArgumentError` (``facts``: tensor, shape) when there is none.
+    """
+    folds = folded_axis(types)
+    names = [n for n in types if n in shapes]
+    best: list[tuple[int, str]] = [(-1, "")]
+
+    def clash(depth: int, reason: str) -> None:
+        if depth > best[0][0]:
+            best[0] = (depth, reason)
+
+    def search(depth: int, axes: dict[str, Dim], leading: Shape | None, forms: dict[str, Form]) -> Iterator[Bound]:
+        if depth == len(names):
+            if any(not f.leading and folds in f.names for f in forms.values()) and any(d != 1 for d in leading or ()):
+                clash(depth, f"leading extents {_show(leading or ())} fold into {folds}, which a tensor without `...` names")
+                return
+            yield Bound(FrozenDict(axes), leading or (), FrozenDict(forms), folds if leading is not None else "")
+            return
+        name = names[depth]
+        for form in types[name].forms:
+            found = form.bind(shapes[name])
+            if found is None:
+                clash(depth, f"shape {_show(shapes[name])} does not fit")
+                continue
+            new, lead = found
+            wrong = next((a for a in new if a in axes and axes[a] != new[a]), None)
+            if wrong is not None:
+                clash(depth, f"{wrong} = {new[wrong]} where {wrong} = {axes[wrong]} before")
+            elif lead is not None and leading is not None and lead != leading:
+                clash(depth, f"leading extents {_show(lead)} where they are {_show(leading)} before")
+            else:
+                yield from search(depth + 1, axes | new, leading if lead is None else lead, forms | {name: form})
+
+    for bound in search(0, {}, None, {}):
+        return bound
+    depth, reason = best[0]
+    name = names[min(max(depth, 0), len(names) - 1)]
+    raise ArgumentError(
+        "wrong shape", f"for {name}", f"{_show(shapes[name])}: {reason}", types[name].text, tensor=name, shape=shapes[name]
+    )
+
+
+def expand(form: Form, axes: Mapping[str, Dim], leading: Shape = ()) -> Shape:
+    """The shape of a tensor of this form, unfolded: leading extents first where the form has ``...``."""
+    return (*(leading if form.leading else ()), *(axes[a] if isinstance(a, str) else a for a in form.axes))
+
+
+def _show(shape: Shape) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
