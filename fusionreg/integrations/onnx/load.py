@@ -1,0 +1,404 @@
+"""An ONNX model as a raw :class:`~fusionreg.core.ir.Graph`: one opset, functions inlined, every value typed.
+
+Nothing is folded and nothing is removed: that is ``core.rewrite``'s work, and lifting is ``core.lift``'s.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+
+from ...core.errors import FusionregError, GraphError, ModelError
+from ...core.frozen import FrozenDict
+from ...core.ir import Dim, Graph, GraphBuilder, Value
+from ...core.ops import Vocabulary, default_vocabulary, infer, normalise
+from . import hints, read, subgraphs
+from .adapters import Call, adapt
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_KIND = onnx_ir.AttributeType
+
+
+def load(
+    model: read.Source, *, ops: Vocabulary | None = None, folder: str | os.PathLike[str] | None = None
+) -> Graph:
+    """Reads an ONNX model.
+
+    Args:
+        model: path of an ``.onnx`` file, its bytes, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+        ops: the vocabulary whose ``infer`` types the values; the default one unless given. Operators that it lacks
+            stay in the graph as they are, with the types that the file states.
+        folder: where weights in other files lie, for a model that does not come from a path.
+
+    Returns: a raw graph. Initialisers that are graph inputs too are ``overridable``. Symbolic axes keep their
+    ``dim_param``; extents that nothing is known about get fresh names. Every ``Node.source`` names the ONNX node, or
+    the Python line where the exporter recorded one.
+
+    Raises:
+        ModelError: an unreadable, truncated or foreign file; an opset before 11; data outside the model's folder;
+            a graph that contradicts itself or needs something that tensors cannot express.
+    """
+    proto, root, whom = read.read(model, folder)
+    return Importer(proto, root, whom, default_vocabulary() if ops is None else ops).run()
+
+
+@dataclass
+class Scope:
+    """Where names of one ONNX graph or function body live.
+
+    Attributes:
+        builder: the graph under construction; a function's body goes into its caller's.
+        names: ONNX value → name in the graph.
+        outer: the scope around a sub-graph.
+        opsets: domain → version that nodes here are written for.
+        arguments: attributes of the function call, by parameter.
+        prefix: put before the names of values and nodes of a function's body.
+        hinted: whether names here are those that the hints are keyed by.
+    """
+
+    builder: GraphBuilder
+    opsets: Mapping[str, int]
+    outer: Scope | None = None
+    names: dict[onnx_ir.Value, str] = field(default_factory=dict)
+    arguments: Mapping[str, onnx_ir.Attr] = field(default_factory=dict)
+    prefix: str = ""
+    hinted: bool = True
+    calls: tuple[Any, ...] = ()
+
+    def find(self, value: onnx_ir.Value) -> str | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if value in scope.names:
+                return scope.names[value]
+            scope = scope.outer
+        return None
+
+
+class Importer:
+    """One load: names, types and constants of all graphs of the model together."""
+
+    def __init__(self, proto: onnx.ModelProto, folder: Path | None, whom: str, ops: Vocabulary) -> None:
+        self.folder, self.whom, self.ops = folder, whom, ops
+        dense = read.densify(proto.graph, folder, whom)
+        if dense is not proto.graph:
+            copy = onnx.ModelProto()
+            copy.CopyFrom(proto)
+            copy.graph.CopyFrom(dense)
+            proto = copy
+        self.inferred, self.written = hints.collect(proto)
+        try:
+            self.model = onnx_ir.from_proto(proto)
+        except Exception as e:
+            raise ModelError("cannot read model", whom, str(e).strip().splitlines()[-1], "a valid ONNX graph") from e
+        self.functions = self.model.functions
+        self.types: dict[str, Value] = {}
+        self.constants: dict[str, np.ndarray] = {}  # those that nobody can replace
+        self.taken: set[str] = set()
+
+    def run(self) -> Graph:
+        graph = self.model.graph
+        opsets = {"" if d == "ai.onnx" else d: v for d, v in self.model.opset_imports.items()}
+        scope = Scope(GraphBuilder(graph.name or "model"), opsets)
+        # names of the main graph win over those of sub-graphs and functions
+        self.taken = {v.name for v in _main_values(graph) if v.name}
+        try:
+            self.interface(scope, graph)
+            outputs = self.body(scope, graph)
+            self.check_outputs(graph, outputs)
+            return scope.builder.build(outputs)
+        except GraphError as e:
+            raise ModelError("cannot import model", self.whom, str(e).rstrip("."), "a consistent graph") from e
+
+    # names and types ---------------------------------------------------------------------------------------------
+
+    def fresh(self, stem: str) -> str:
+        name, i = stem, 1
+        while name in self.taken:
+            i += 1
+            name = f"{stem}_{i}"
+        self.taken.add(name)
+        return name
+
+    def typed(self, name: str, dtype: str, shape: Iterable[Dim | None] | None) -> Value:
+        """The value's type; its unknown extent ``i`` is called ``name.i``."""
+        dims = None if shape is None else tuple(f"{name}.{i}" if d is None else d for i, d in enumerate(shape))
+        self.types[name] = Value(name, dtype, dims)
+        return self.types[name]
+
+    def add_constant(self, builder: GraphBuilder, name: str, array: np.ndarray, overridable: bool = False) -> str:
+        builder.constant(name, array, _dtype_of(array), overridable)
+        self.types[name] = Value(name, _dtype_of(array), tuple(array.shape))
+        if not overridable:
+            self.constants[name] = array
+        return name
+
+    # graphs ------------------------------------------------------------------------------------------------------
+
+    def interface(self, scope: Scope, graph: onnx_ir.Graph, given: Sequence[Value | None] = ()) -> None:
+        """Declares inputs and initialisers; ``given`` are types that a Loop or Scan knows of its body's inputs."""
+        main = scope.outer is None
+        for i, value in enumerate(graph.inputs):
+            name = scope.names[value] = value.name if main else self.fresh(value.name or "input")
+            dtype, shape = self.declared(value)
+            if i < len(given) and given[i] is not None:
+                dtype, shape = given[i].dtype, given[i].shape  # type: ignore[union-attr]
+            if dtype == hints.UNKNOWN and main:
+                raise ModelError(
+                    "cannot import model", self.whom, f"input {name!r} is {value.type or 'untyped'}", "a tensor"
+                )
+            if main:  # a written 0 was once used for "unknown", and a named axis may be 0 as well
+                shape = None if shape is None else tuple(None if d == 0 else d for d in shape)
+            typed = self.typed(name, dtype, shape)
+            scope.builder.input(name, typed.dtype, typed.shape)
+        for value in graph.initializers.values():
+            array = read.array(value.const_value, self.folder, self.whom)
+            if value in scope.names:
+                self.add_constant(scope.builder, scope.names[value], array, overridable=True)
+            else:
+                name = scope.names[value] = value.name if main else self.fresh(value.name or "constant")
+                self.add_constant(scope.builder, name, array)
+
+    def declared(self, value: onnx_ir.Value) -> tuple[str, tuple[Dim | None, ...] | None]:
+        """dtype and shape that the file states for a value."""
+        dtype = hints.UNKNOWN if not isinstance(value.type, onnx_ir.TensorType) else hints.dtype_name(value.type.dtype)
+        if value.shape is None:
+            return dtype, None
+        dims = [d if isinstance(d, int) else (d.value if d is not None else None) for d in value.shape]
+        return dtype, tuple(None if isinstance(d, int) and d < 0 else (d or (0 if d == 0 else None)) for d in dims)
+
+    def body(self, scope: Scope, graph: onnx_ir.Graph | onnx_ir.Function) -> list[str]:
+        """Imports the nodes; names of the outputs."""
+        for node in _sorted(graph, self.whom):
+            self.node(scope, node)
+        return [self.resolve(scope, v, f"output {v.name!r}") for v in graph.outputs]
+
+    def resolve(self, scope: Scope, value: onnx_ir.Value | None, whom: str) -> str:
+        if value is None:
+            return ""
+        name = scope.find(value)
+        if name is None:
+            raise ModelError(
+                "cannot import model", self.whom, f"{whom} reads {value.name!r}, which nothing writes",
+                "an input, an initialiser or a node's output",
+            )  # fmt: skip
+        return name
+
+    def check_outputs(self, graph: onnx_ir.Graph, names: list[str]) -> None:
+        for value, name in zip(graph.outputs, names, strict=True):
+            stated, found = self.written.get(value.name or ""), self.types[name].dtype
+            if stated is not None and hints.UNKNOWN not in (found, stated.dtype) and found != stated.dtype:
+                raise ModelError(
+                    "cannot import model", self.whom, f"output {value.name!r} is declared {stated.dtype}",
+                    f"{found}, which the graph computes",
+                )  # fmt: skip
+
+    # nodes -------------------------------------------------------------------------------------------------------
+
+    def node(self, scope: Scope, node: onnx_ir.Node) -> None:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        whom = node.name or f"{node.op_type} → {', '.join(o.name or '' for o in node.outputs)}"
+        inputs = [self.resolve(scope, v, f"node {whom!r}") for v in node.inputs]
+        function = self.functions.get(node.op_identifier())
+        if function is not None:
+            self.inline(scope, node, function, inputs, whom)
+            return
+        attrs, graphs = self.attributes(scope, node, whom)
+        if not domain and node.op_type == "Constant":
+            self.constant(scope, node, attrs, whom)
+            return
+        if domain not in scope.opsets and not domain:
+            raise ModelError("cannot import node", whom, "no opset of the default domain", "an opset_import")
+        source = _source(node)
+        emit = self.emitter(scope, node.name or node.op_type, source)
+        call = Call(
+            op=f"{domain}::{node.op_type}" if domain else node.op_type,
+            inputs=inputs, attrs=attrs, outputs=len(node.outputs), read=tuple(bool(o.name) for o in node.outputs),
+            whom=whom, emit=lambda op, ins, at: emit(op, ins, at, 1)[0],
+            constant=lambda a, stem: self.add_constant(scope.builder, self.fresh(scope.prefix + stem), a),
+            value=lambda n: self.types[n], known=self.constants.get,
+        )  # fmt: skip
+        if not domain:
+            adapt(call, scope.opsets[""])
+        if call.op in self.ops:
+            call.attrs = dict(normalise(self.ops[call.op], call.attrs))
+        if any(isinstance(a, np.ndarray) for a in call.attrs.values()):
+            raise call.error("a tensor as an attribute", "an operator that this version knows")
+        self.finish(scope, node, call, graphs, source)
+
+    def finish(self, scope: Scope, node: onnx_ir.Node, call: Call, graphs: dict[str, Any], source: str) -> None:
+        """Adds the adapted node under its own output names."""
+        main = scope.outer is None and not scope.prefix
+        names = [
+            "" if not o.name else o.name if main else self.fresh(scope.prefix + o.name)
+            for o in node.outputs[: call.outputs]
+        ]
+        raw = [self.fresh(n + "_raw") if n and call.after else n for n in names]
+        stem = scope.prefix + (node.name or node.op_type)
+        stated = [o.name if scope.hinted and o.name else "" for o in node.outputs]
+        if graphs:
+            types, built = subgraphs.build(self, scope, call, graphs, source)
+            self.add(scope, call, raw, types, stem, source, built)
+        else:
+            types = self.infer(call.op, call.inputs, call.attrs, raw, stated, call.whom)
+            self.add(scope, call, raw, types, stem, source, {})
+        for wrap in call.after:
+            wrapped = wrap(raw[0])
+            scope.names[node.outputs[0]] = wrapped
+        for value, name in zip(node.outputs, names, strict=False):
+            if name and not call.after:
+                scope.names[value] = name
+
+    def add(
+        self, scope: Scope, call: Call, outputs: Sequence[str], types: Sequence[Value], stem: str, source: str,
+        graphs: Mapping[str, Graph],
+    ) -> None:  # fmt: skip
+        """One node with typed outputs; outputs left out stay ``""``."""
+        node = scope.builder.node(
+            call.op, call.inputs, [t for o, t in zip(outputs, types, strict=True) if o] or types[:1], name=stem,
+            attrs=call.attrs, source=source, graphs=FrozenDict(graphs),
+        )  # fmt: skip
+        if "" in outputs:
+            scope.builder._nodes[-1] = replace(node, outputs=tuple(outputs))
+
+    def emitter(self, scope: Scope, stem: str, source: str) -> Any:
+        def emit(op: str, inputs: Sequence[str], attrs: Mapping[str, Any], count: int) -> list[str]:
+            names = [self.fresh(f"{scope.prefix}{stem}_{op.lower()}") for _ in range(count)]
+            types = self.infer(op, list(inputs), attrs, names, [""] * count, stem)
+            scope.builder.node(op, inputs, types, name=names[0] + "_node", attrs=attrs, source=source)
+            return names
+
+        return emit
+
+    def infer(
+        self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any], names: Sequence[str], stated: Sequence[str],
+        whom: str,
+    ) -> list[Value]:  # fmt: skip
+        """Types of a node's outputs: from the vocabulary; what it leaves open, from the hints."""
+        values = [self.types[i] if i else None for i in inputs]
+        found: list[Any] = []
+        known_op = op in self.ops
+        if known_op and all(v is None or v.dtype != hints.UNKNOWN for v in values):
+            known = {i: self.constants[n] for i, n in enumerate(inputs) if n in self.constants}
+            try:
+                found = infer(self.ops[op], values, attrs, known, len(names), whom)
+            except FusionregError as e:
+                raise ModelError("cannot import node", whom, str(e).rstrip("."), "consistent inputs", op=op) from e
+        result = []
+        for i, (name, key) in enumerate(zip(names, stated, strict=True)):
+            dtype, shape = found[i] if i < len(found) else (hints.UNKNOWN, None)
+            result.append(self.merged(name or f"_{whom}", key, dtype, shape, not known_op))
+        return result
+
+    def merged(
+        self, name: str, key: str, dtype: str, shape: tuple[Dim | None, ...] | None, opaque: bool
+    ) -> Value:
+        """Our own inference first; ONNX's where ours is open; what the file states for operators neither knows."""
+        for hint in (self.inferred.get(key), self.written.get(key) if opaque else None):
+            if hint is None:
+                continue
+            dtype = hint.dtype if dtype == hints.UNKNOWN else dtype
+            if shape is None:
+                shape = hint.shape
+            elif hint.shape is not None and len(hint.shape) == len(shape):
+                shape = tuple(h if d is None else d for d, h in zip(shape, hint.shape, strict=True))
+        return self.typed(name, dtype, shape)
+
+    def constant(self, scope: Scope, node: onnx_ir.Node, attrs: Mapping[str, Any], whom: str) -> None:
+        if len(attrs) != 1:
+            raise ModelError("cannot import node", whom, f"Constant with {sorted(attrs)}", "one value")
+        ((kind, value),) = attrs.items()
+        types = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+        array = value if isinstance(value, np.ndarray) else np.asarray(value, types.get(kind, object))
+        out = node.outputs[0]
+        main = scope.outer is None and not scope.prefix
+        name = (out.name or "constant") if main else self.fresh(scope.prefix + (out.name or "constant"))
+        scope.names[out] = self.add_constant(scope.builder, name, array)
+
+    def attributes(self, scope: Scope, node: onnx_ir.Node, whom: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(plain values, sub-graphs) by name; references to a function's parameters resolved."""
+        attrs: dict[str, Any] = {}
+        graphs: dict[str, Any] = {}
+        for name, attr in node.attributes.items():
+            if attr.is_ref():
+                actual = scope.arguments.get(attr.ref_attr_name or "")
+                if actual is None:
+                    continue  # neither passed nor defaulted: the attribute is left out
+                attr = actual
+            if attr.type == _KIND.GRAPH:
+                graphs[name] = attr.value
+            elif attr.type == _KIND.TENSOR:
+                attrs[name] = read.array(attr.value, self.folder, self.whom)
+            elif attr.type in (_KIND.INTS, _KIND.FLOATS, _KIND.STRINGS):
+                attrs[name] = tuple(attr.value)
+            elif attr.type in (_KIND.INT, _KIND.FLOAT, _KIND.STRING):
+                attrs[name] = attr.value
+            else:
+                raise ModelError("cannot import node", whom, f"attribute {name!r} of kind {attr.type.name}", "a value")
+        return attrs, graphs
+
+    def inline(
+        self, scope: Scope, node: onnx_ir.Node, function: onnx_ir.Function, inputs: list[str], whom: str
+    ) -> None:
+        """Imports a function's body in place of its call, at the opsets the function was written for."""
+        if node.op_identifier() in scope.calls:
+            raise ModelError("cannot import node", whom, f"function {function.name} calls itself", "no recursion")
+        arguments = {n: a for n, a in function.attributes.items() if a.value is not None}
+        for name, attr in node.attributes.items():
+            actual = scope.arguments.get(attr.ref_attr_name or "") if attr.is_ref() else attr
+            if actual is not None:
+                arguments[name] = actual
+        opsets = {"" if d == "ai.onnx" else d: v for d, v in function.opset_imports.items()}
+        padded = inputs + [""] * (len(function.inputs) - len(inputs))
+        inner = Scope(
+            scope.builder, opsets, scope, dict(zip(function.inputs, padded, strict=False)), arguments,
+            f"{scope.prefix}{node.name or function.name}/", False, (*scope.calls, node.op_identifier()),
+        )  # fmt: skip
+        outputs = self.body(inner, function)
+        for value, name in zip(node.outputs, outputs, strict=False):
+            if value.name:
+                scope.names[value] = name
+
+
+def _dtype_of(array: np.ndarray) -> str:
+    return "string" if array.dtype.kind in "OUS" else array.dtype.name
+
+
+def _main_values(graph: onnx_ir.Graph) -> Iterable[onnx_ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def _source(node: onnx_ir.Node) -> str:
+    """Where the node stands: the innermost Python line that the exporter recorded, else its name."""
+    trace = node.metadata_props.get("pkg.torch.onnx.stack_trace", "")
+    frames = _FRAME.findall(trace)
+    return ":".join(frames[-1]) if frames else node.name or node.op_type
+
+
+def _sorted(graph: onnx_ir.Graph | onnx_ir.Function, whom: str) -> list[onnx_ir.Node]:
+    """The nodes in topological order (files exist that are not)."""
+    nodes = list(graph)
+    position = {n: i for i, n in enumerate(nodes)}
+    if all(position.get(p, -1) < i for i, n in enumerate(nodes) for p in _needs(n)):
+        return nodes
+    try:
+        graph.sort()
+    except ValueError as e:
+        raise ModelError("cannot import model", whom, "its nodes form a cycle", "a graph without cycles") from e
+    return list(graph)
+
+
+def _needs(node: onnx_ir.Node) -> Iterable[Any]:
+    for value in node.inputs:
+        if value is not None and value.producer() is not None:
+            yield value.producer()
