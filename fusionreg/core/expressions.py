@@ -95,14 +95,12 @@ class _Checker(ast.NodeTransformer):
         self.features: set[str] = set()
         self.predicates: set[str] = set()
 
-    def fail(self, found: str, expected: str, next_step: str = "", **facts: object) -> ExpressionError:
-        return ExpressionError(
-            "bad expression", f"{self.text!r} in {self.whom}" if self.whom else repr(self.text), found, expected, next_step,
-            text=self.text, **facts,
-        )  # fmt: skip
+    def fail(self, found: str, expected: str, **facts: Any) -> ExpressionError:
+        whom = f"{self.text!r} in {self.whom}" if self.whom else repr(self.text)
+        return ExpressionError("bad expression", whom, found, expected, text=self.text, **facts)
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        raise self.fail(f"{type(node).__name__} is not allowed", "arithmetic, comparisons, and/or/not, ternary and calls")
+        raise self.fail(f"{type(node).__name__} is not allowed", "arithmetic, comparisons, and/or/not, if/else, calls")
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if not isinstance(node.value, bool | int | float | str):
@@ -151,7 +149,7 @@ class _Checker(ast.NodeTransformer):
                 raise self.fail(f"comparison {type(op).__name__} is not allowed", "== != < <= > >= in, not in")
             if isinstance(op, ast.In | ast.NotIn):
                 if not isinstance(side, ast.Tuple | ast.List) or not side.elts:
-                    raise self.fail("`in` without a list of values", 'a literal tuple, e.g. T in ("float16", "bfloat16")')
+                    raise self.fail("`in` without a list of values", 'a tuple: T in ("float16", "bfloat16")')
                 right.append(ast.Tuple([self.visit(e) for e in side.elts], ast.Load()))
             else:
                 right.append(self.visit(side))
@@ -166,7 +164,8 @@ class _Checker(ast.NodeTransformer):
             raise self.fail(f"{name}() with keyword or starred arguments", "positional arguments")
         least, most = FUNCTIONS[name][1:] if name in FUNCTIONS else (PREDICATES[name],) * 2
         if not least <= len(node.args) <= most:
-            raise self.fail(f"{name}() with {len(node.args)} arguments", f"{least} to {most}" if most > least else str(least))
+            span = f"{least} to {most}" if most > least else str(least)
+            raise self.fail(f"{name}() with {len(node.args)} arguments", span)
         if name in FUNCTIONS:
             return ast.Call(ast.Name(name, ast.Load()), [self.visit(a) for a in node.args], [])
         self.predicates.add(name)
@@ -206,7 +205,7 @@ def _parse(text: str, checker: _Checker) -> ast.expr:
     except SyntaxError as e:
         raise checker.fail(f"{e.msg} at column {e.offset}", "a Python expression") from None
     except (ValueError, RecursionError, MemoryError) as e:
-        raise checker.fail(f"it does not parse ({type(e).__name__})", "a Python expression, not nested too deeply") from None
+        raise checker.fail(f"it does not parse ({type(e).__name__})", "an expression, not nested too deeply") from None
 
 
 def _function(body: ast.expr, name: str) -> FunctionType:
@@ -239,6 +238,7 @@ class Expression:
     features: frozenset[str]
     predicates: frozenset[str]
     whom: str
+    _function: FunctionType
 
     @classmethod
     def parse(
@@ -347,7 +347,7 @@ class ExpressionSet:
         return len(self.expressions)
 
     def __repr__(self) -> str:
-        return f"ExpressionSet({({n: e.text for n, e in self.expressions.items()})!r})"
+        return f"ExpressionSet({ ({n: e.text for n, e in self.expressions.items()})!r})"
 
     def __reduce__(self):
         return ExpressionSet, ({n: e.text for n, e in self.expressions.items()}, None, self.whom)
@@ -356,8 +356,12 @@ class ExpressionSet:
 def _failed(expression: Expression, env: Mapping[str, Any], error: Exception) -> ExpressionError:
     whom = f"{expression.text!r} in {expression.whom}" if expression.whom else repr(expression.text)
     shown = ", ".join(f"{n} = {env[n]!r}" for n in sorted(expression.names) if n in env)
-    facts = {"text": expression.text, "values": FrozenDict({n: env[n] for n in expression.names if n in env})}
+    facts: dict[str, Any] = {
+        "text": expression.text,
+        "values": FrozenDict({n: env[n] for n in expression.names if n in env}),
+    }
     if isinstance(error, KeyError) and not isinstance(error, FusionregError):
-        return ExpressionError("cannot evaluate", whom, f"{error.args[0]!r} has no value", "a value for every name", **facts)
+        found = f"{error.args[0]!r} has no value"
+        return ExpressionError("cannot evaluate", whom, found, "a value for every name", **facts)
     reason = str(error) if isinstance(error, FusionregError) else f"{error or type(error).__name__}"
     return ExpressionError("cannot evaluate", whom, f"{reason} with {shown}" if shown else reason, **facts)

@@ -1,8 +1,8 @@
 """Tensor texts of a spec, ``T[... M K]``: parsing, and binding axes to concrete or symbolic shapes. Floor 1.
 
 - ``T`` is a dtype variable of the fusion or a dtype by name; axes are names or literal extents.
-- ``...`` folds leading axes: every tensor with ``...`` has the same leading extents, and a kernel sees its first named
-  axis multiplied by their product. A tensor that names that axis without ``...`` fits only if the product is 1.
+- ``...`` folds leading axes: every tensor with ``...`` has the same leading extents, and a kernel sees its first
+  named axis multiplied by their product. A tensor that names that axis without ``...`` fits only if the product is 1.
 - ``|`` separates forms, tried in order: ``T[] | T[N] | T[M 1]``.
 - a tensor may carry extra leading extents 1 beyond a form without ``...``: (1, 1, N) binds ``T[N]``, (1,) binds ``T[]``.
 - a memory space may follow: ``T[N K] pinned_host``.
@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from operator import index
 
 from .errors import ArgumentError, SpecError
 from .frozen import FrozenDict
@@ -121,7 +122,7 @@ def _form(text: str, fail) -> Form:
             raise fail(f"axis {word!r}", "a name or a positive number, `...` at most once and first")
     axes = tuple(int(w) if w.isdigit() else w for w in words)
     if leading and not (axes and isinstance(axes[0], str)):
-        raise fail(f"`...` before {axes[0] if axes else 'nothing'}", "a named axis right after `...`: it is the one that folds")
+        raise fail(f"`...` before {axes[0] if axes else 'nothing'}", "a named axis after `...`: the one that folds")
     return Form(axes, leading)
 
 
@@ -143,15 +144,14 @@ class Bound:
 
     @property
     def folded(self) -> FrozenDict[str, int]:
-        """Axes as a kernel sees them; only where all extents are numbers."""
-        if not self.folds:
-            return self.axes
-        return self.axes | {self.folds: self.axes[self.folds] * prod(self.leading)}
+        """Axes as a kernel sees them; TypeError where an extent is symbolic."""
+        axes = FrozenDict({name: index(extent) for name, extent in self.axes.items()})
+        return axes | {self.folds: axes[self.folds] * prod(map(index, self.leading))} if self.folds else axes
 
 
 def folded_axis(types: Mapping[str, TensorType]) -> str:
     """The axis that leading extents multiply into, "" for none; :class:`SpecError` when tensors disagree about it."""
-    found = {f.axes[0]: name for name, t in types.items() for f in t.forms if f.leading}
+    found = {str(f.axes[0]): name for name, t in types.items() for f in t.forms if f.leading}
     if len(found) > 1:
         shown = " and ".join(f"{axis!r} in {name}" for axis, name in found.items())
         raise SpecError("bad tensors", "", f"`...` folds into {shown}", "the same first axis wherever `...` stands")
@@ -175,7 +175,8 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
     def search(depth: int, axes: dict[str, Dim], leading: Shape | None, forms: dict[str, Form]) -> Iterator[Bound]:
         if depth == len(names):
             if any(not f.leading and folds in f.names for f in forms.values()) and any(d != 1 for d in leading or ()):
-                clash(depth, f"leading extents {_show(leading or ())} fold into {folds}, which a tensor without `...` names")
+                shown = f"leading extents {_show(leading or ())} fold into {folds}"
+                clash(depth, f"{shown}, which a tensor without `...` names")
                 return
             yield Bound(FrozenDict(axes), leading or (), FrozenDict(forms), folds if leading is not None else "")
             return
@@ -198,9 +199,9 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
         return bound
     depth, reason = best[0]
     name = names[min(max(depth, 0), len(names) - 1)]
-    raise ArgumentError(
-        "wrong shape", f"for {name}", f"{_show(shapes[name])}: {reason}", types[name].text, tensor=name, shape=shapes[name]
-    )
+    shape = shapes[name]
+    found = f"{_show(shape)}: {reason}"
+    raise ArgumentError("wrong shape", f"for {name}", found, types[name].text, tensor=name, shape=shape)
 
 
 def expand(form: Form, axes: Mapping[str, Dim], leading: Shape = ()) -> Shape:
