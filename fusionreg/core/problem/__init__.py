@@ -1,0 +1,11 @@
+"""A call's concrete problem: what shapes, dtypes, strides and attributes say about one fusion. Floor 4.
+
+>>> problem = bind(entry, {"x": Tensor.contiguous("float16", (4, 8)), ...}, {"activation": "Relu"}, "sm_90a")
+>>> selection = select(entry, problem)
+"""
+
+from .binding import bind
+from .selection import Candidate, Refusal, Selection, combinations, select
+from .types import Problem, Tensor
+
+__all__ = ["Candidate", "Problem", "Refusal", "Selection", "Tensor", "bind", "combinations", "select"]

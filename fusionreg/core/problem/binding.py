@@ -1,0 +1,220 @@
+"""From a call's tensors and keywords to a :class:`Problem`, or to an :class:`ArgumentError` that says what is wrong."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from .. import tensors as tensor_texts
+from ..errors import ArgumentError, ExpressionError, UnknownNameError
+from ..frozen import FrozenDict
+from ..spec import AttributeSpec
+from ..tensors import Form, TensorType
+from .types import Problem, Tensor, output_shape
+
+if TYPE_CHECKING:
+    from ..registry import FusionEntry
+
+NONE = "none"
+
+
+def bind(
+    entry: FusionEntry, tensors: Mapping[str, Tensor | None], attributes: Mapping[str, Any], target: str
+) -> Problem:
+    """The problem of one call.
+
+    Args:
+        entry: the fusion.
+        tensors: input name → tensor as the caller has it; absent ones are missing or None. Outputs may be given too
+            (their layout, when the caller brings them); the others are contiguous and fully aligned.
+        attributes: attributes and choices by name; what has a default may be left out.
+        target: architecture by name.
+
+    Raises: :class:`ArgumentError` with ``facts`` fusion and, where it applies, tensor or attribute.
+    """
+    given = {name: t for name, t in tensors.items() if t is not None}
+    _check_names(entry, given)
+    values, choices = _keywords(entry, given, attributes)
+    dtypes = _dtypes(entry, given, attributes)
+    present = {name: t for name, t in given.items() if name in entry.inputs}
+    try:
+        bound = tensor_texts.bind(entry.inputs, {name: t.shape for name, t in present.items()})
+    except ArgumentError as e:
+        name = str(e.facts["tensor"])
+        raise _wrong(entry, f"{name} has shape {e.found}", e.expected, tensor=name, shape=e.facts["shape"]) from None
+    axes: dict[str, int] = {k: int(v) for k, v in bound.axes.items()}
+    leading = tuple(int(d) for d in bound.leading)
+    sized = {**{k: v for k, v in values.items() if type(v) is int}, **axes}
+    clash = next((k for k, v in values.items() if k in axes and type(v) is int and v != axes[k]), None)
+    if clash:
+        raise _wrong(entry, f"{clash} = {axes[clash]} by the inputs' shapes", f"{clash} = {values[clash]} as passed")
+    all_tensors: dict[str, Tensor | None] = {
+        name: present[name].folded(bound.forms[name]) if name in present else None for name in entry.inputs
+    }
+    forms = {name: entry.inputs[name].forms.index(form) for name, form in bound.forms.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, type_ in entry.outputs.items():
+        form = _output_form(entry, name, type_, sized, bound.folds, leading)
+        forms[name], shapes[name] = type_.forms.index(form), output_shape(form, sized, leading)
+        all_tensors[name] = _output(
+            entry, name, given.get(name), dtypes.get(type_.dtype, type_.dtype), shapes[name]
+        ).folded(form)
+    if bound.folds:
+        axes[bound.folds] *= prod(leading)
+    problem = Problem(
+        fusion=entry.spec.name, dtypes=FrozenDict(dtypes), axes=FrozenDict(axes), leading=leading,
+        attributes=FrozenDict(values), choices=FrozenDict(choices), tensors=FrozenDict(all_tensors),
+        forms=FrozenDict(forms), shapes=FrozenDict(shapes), inputs=len(entry.inputs), target=target,
+    )  # fmt: skip
+    _check_constraints(entry, problem)
+    return problem
+
+
+def _wrong(entry: FusionEntry, found: str, expected: str = "", next_step: str = "", **facts: object) -> ArgumentError:
+    return ArgumentError(
+        "cannot call", entry.spec.name, found, expected, next_step, **{"fusion": entry.spec.name, **facts}
+    )
+
+
+def _check_names(entry: FusionEntry, given: Mapping[str, Tensor]) -> None:
+    for name in given:
+        if name not in entry.inputs and name not in entry.outputs:
+            known = UnknownNameError.among("tensor", name, [*entry.inputs, *entry.outputs])
+            raise _wrong(entry, f"unknown tensor {name!r}", known.expected, tensor=name)
+    optional = entry.patterns[0].optional
+    for name in entry.inputs:
+        if name not in given and name not in optional:
+            raise _wrong(entry, f"{name} is missing", f"an array ({entry.inputs[name]})", tensor=name)
+
+
+def _dtypes(entry: FusionEntry, given: Mapping[str, Tensor], keywords: Mapping[str, Any]) -> dict[str, str]:
+    """Dtype variables by the tensors; those that no tensor tells may be passed by name, or have one possible value."""
+    dtypes: dict[str, str] = {}
+    source: dict[str, str] = {}
+    types = {**entry.inputs, **entry.outputs}
+    for name in [n for n in types if n in given]:
+        variable, found = types[name].dtype, given[name].dtype
+        if variable not in entry.spec.dtypes:
+            if found != variable:
+                raise _wrong(entry, f"{name} is {found}", variable, tensor=name)
+        elif dtypes.setdefault(variable, found) != found:
+            first = source[variable]
+            raise _wrong(entry, f"{name} is {found}", f"{dtypes[variable]}, as {first} is ({variable})", tensor=name)
+        elif found not in entry.spec.dtypes[variable]:
+            raise _wrong(entry, f"{name} is {found}", " or ".join(entry.spec.dtypes[variable]), tensor=name)
+        source.setdefault(variable, name)
+    for variable, allowed in entry.spec.dtypes.items():
+        if variable in dtypes:
+            continue
+        chosen = keywords.get(variable, allowed[0] if len(allowed) == 1 else None)
+        if chosen is None and any(types[n].dtype == variable for n in entry.outputs):
+            raise _wrong(
+                entry, f"dtype {variable} is open", f"{variable}= one of {', '.join(allowed)}", attribute=variable
+            )
+        if chosen is not None and chosen not in allowed:
+            raise _wrong(entry, f"{variable} = {chosen!r}", " or ".join(allowed), attribute=variable)
+        if chosen is not None:
+            dtypes[variable] = chosen
+    return dtypes
+
+
+def _keywords(
+    entry: FusionEntry, given: Mapping[str, Tensor], keywords: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    pattern = entry.patterns[0]
+    known = {*entry.spec.attributes, *pattern.choices, *entry.spec.dtypes}
+    for name in keywords:
+        if name not in known:
+            close = UnknownNameError.among("attribute", name, known)
+            hint = close.expected if known else "it has none"
+            raise _wrong(entry, f"unknown attribute {name!r}", hint, attribute=name)
+    values = {name: _value(entry, name, spec, keywords.get(name)) for name, spec in entry.spec.attributes.items()}
+    choices: dict[str, str] = {}
+    gates = {s.choice: s.gates for s in pattern.steps if s.choice and s.gates}
+    for name, keys in pattern.choices.items():
+        absent = any(g not in given for g in gates.get(name, ()))
+        # an optional step is left out unless asked for; one that a tensor switches on has the tensor's word
+        default = NONE if NONE in keys and (absent or name not in gates) else (keys[0] if len(keys) == 1 else None)
+        value = keywords.get(name, default)
+        if value is None and name in gates and len(keys) == 2 and NONE in keys:
+            value = keys[0]
+        if value not in keys:
+            found = f"{name} is missing" if value is None else f"{name} = {value!r}"
+            close = UnknownNameError.among("choice", str(value), keys)
+            offer = f" ({close.expected})" if value is not None and close.facts["close"] else ""
+            raise _wrong(entry, found, f"one of {', '.join(keys)}{offer}", attribute=name)
+        if name in gates and (value == NONE) != absent:
+            tensor = gates[name][0]
+            state = "is absent" if absent else "is given"
+            raise _wrong(
+                entry, f"{name} = {value!r} but {tensor} {state}", "both or neither", attribute=name, tensor=tensor
+            )
+        choices[name] = str(value)
+    return values, choices
+
+
+def _value(entry: FusionEntry, name: str, spec: AttributeSpec, value: Any) -> Any:
+    """An attribute's value in its declared type; numbers of NumPy and torch count as what they are."""
+    if value is None:
+        if spec.default is None:
+            raise _wrong(entry, f"attribute {name} is missing", f"a value of type {spec.type}", attribute=name)
+        value = spec.default
+    converted = _convert(spec.type, value)
+    if converted is None:
+        raise _wrong(entry, f"{name} = {value!r}", f"a value of type {spec.type}", attribute=name)
+    if spec.choices and converted not in spec.choices:
+        raise _wrong(entry, f"{name} = {value!r}", f"one of {', '.join(map(str, spec.choices))}", attribute=name)
+    if spec.type == "int" and not -(2**63) <= converted < 2**63:
+        raise _wrong(entry, f"{name} = {value!r}", "a number that fits 64 bits", attribute=name)
+    return converted
+
+
+def _convert(kind: str, value: Any) -> Any:
+    is_bool = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+    if kind == "bool":
+        return bool(value) if is_bool else None
+    if kind == "str":
+        return str(value) if isinstance(value, str) else None
+    if is_bool or isinstance(value, str):
+        return None
+    try:
+        return operator.index(value) if kind == "int" else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _output_form(
+    entry: FusionEntry, name: str, type_: TensorType, axes: Mapping[str, int], folds: str, leading: tuple[int, ...]
+) -> Form:
+    """The first form of an output whose axes are all known."""
+    for form in type_.forms:
+        narrow = not form.leading and folds in form.names and prod(leading) != 1
+        if all(a in axes for a in form.names) and not narrow:
+            return form
+    missing = [a for a in type_.axes if a not in axes]
+    raise _wrong(
+        entry, f"the shape of {name} is open: {', '.join(missing) or type_}", "inputs that tell every axis", tensor=name
+    )
+
+
+def _output(entry: FusionEntry, name: str, given: Tensor | None, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    if given is None:
+        return Tensor.contiguous(dtype, shape)
+    if given.dtype != dtype or given.shape != shape:
+        raise _wrong(entry, f"{name} is {given}", str(Tensor.contiguous(dtype, shape)), tensor=name)
+    return given
+
+
+def _check_constraints(entry: FusionEntry, problem: Problem) -> None:
+    env = problem.env()
+    for constraint in entry.constraints:
+        try:
+            holds = constraint(env)
+        except ExpressionError as e:
+            raise _wrong(
+                entry, str(e), "a problem on which every constraint has a value", constraint=constraint.text
+            ) from None
+        if not holds:
+            raise _wrong(entry, f"constraint {constraint.pretty(env)} does not hold", constraint=constraint.text)

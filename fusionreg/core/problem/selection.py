@@ -1,0 +1,163 @@
+"""Which kernels accept a problem, with which parameters, in which order. Floor 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ExpressionError, LaunchError
+from ..frozen import EMPTY, FrozenDict
+from ..targets import accepts, target
+from .geometry import Launch, launch_geometry
+from .types import Problem
+
+if TYPE_CHECKING:
+    from ..registry import FusionEntry, KernelEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel that accepts a problem, the parameters it would use, and its launch."""
+
+    kernel: KernelEntry
+    params: FrozenDict[str, Any]
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A kernel that does not accept a problem, and why, as half a sentence."""
+
+    kernel: KernelEntry
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel.spec.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The kernels of a fusion on a problem: those that accept it, best first, and those that do not."""
+
+    accepted: tuple[Candidate, ...]
+    refused: tuple[Refusal, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.accepted)
+
+    @property
+    def reason(self) -> str:
+        """Why nothing accepts, for a message."""
+        return "; ".join(map(str, self.refused)) or "it has no kernel"
+
+
+def select(
+    entry: FusionEntry,
+    problem: Problem,
+    *,
+    measured: Mapping[str, float] = EMPTY,
+    tuned: Mapping[str, Mapping[str, Any]] = EMPTY,
+    pending: bool = False,
+) -> Selection:
+    """All kernels of ``entry`` on ``problem``, ordered by measured time, then estimate, then name.
+
+    Args:
+        measured: kernel key → seconds, where somebody measured this problem.
+        tuned: kernel key → parameters found best; used where they are valid here.
+        pending: whether kernels that are marked pending count too.
+    """
+    accepted: list[Candidate] = []
+    refused: list[Refusal] = []
+    for kernel in entry.kernels:
+        reason = _objection(kernel, problem, pending)
+        if reason:
+            refused.append(Refusal(kernel, reason))
+            continue
+        reasons: list[str] = []
+        found = next(_candidates(kernel, problem, tuned.get(kernel.key), reasons), None)
+        if found is None:
+            refused.append(Refusal(kernel, reasons[-1] if reasons else "no combination of its parameters is valid"))
+        else:
+            accepted.append(found)
+    ranked = sorted(
+        accepted,
+        key=lambda c: (
+            measured.get(c.kernel.key, inf),
+            _estimate(c.kernel, problem, c.params),
+            c.kernel.spec.name,
+            c.kernel.key,
+        ),
+    )
+    return Selection(tuple(ranked), tuple(refused))
+
+
+def combinations(kernel: KernelEntry, problem: Problem) -> Iterator[Candidate]:
+    """Every valid combination of the kernel's parameters on ``problem``, defaults first: what tuning tries."""
+    return _candidates(kernel, problem, None, [])
+
+
+def _objection(kernel: KernelEntry, problem: Problem, pending: bool) -> str:
+    spec = kernel.spec
+    device = target(problem.target)
+    if spec.pending and not pending:
+        return f"pending: {spec.pending}"
+    if not any(accepts(declared, device) for declared in spec.targets):
+        return f"it is for {', '.join(spec.targets)}, not {problem.target}"
+    for name, tensor in problem.tensors.items():
+        if tensor is None:
+            continue
+        if not tensor.foldable:
+            return f"the leading axes of {name} have no common stride"
+        if name not in spec.strides and not tensor.is_contiguous:
+            return f"{name} is not contiguous (strides {tensor.strides})"
+    env = problem.env()
+    for condition in kernel.requires:
+        try:
+            if not condition(env):
+                return f"requires {condition.pretty(env)}"
+        except ExpressionError as e:
+            return f"requires {condition.text}: {e.found}"
+    return ""
+
+
+def _candidates(
+    kernel: KernelEntry, problem: Problem, preferred: Mapping[str, Any] | None, reasons: list[str]
+) -> Iterator[Candidate]:
+    spec, device = kernel.spec, target(problem.target)
+    grid: Iterator[FrozenDict[str, Any]] = (
+        FrozenDict(zip(spec.params, values, strict=True)) for values in product(*spec.params.values())
+    )
+    fits = preferred is not None and all(preferred.get(k) in v for k, v in spec.params.items())
+    choices: list[FrozenDict[str, Any]] = (
+        [FrozenDict({k: preferred[k] for k in spec.params})] if fits and preferred is not None else []
+    )
+    for params in (*choices, *grid):
+        env = {**problem.env(), **params}
+        try:
+            broken = next((c for c in kernel.valid if not c(env)), None)
+            if broken is not None:
+                reasons.append(f"{broken.pretty(env)} does not hold for any parameters")
+                continue
+            launch = launch_geometry(kernel, problem, params)
+        except (ExpressionError, LaunchError) as e:
+            reasons.append(f"{e.whom}: {e.found}")
+            continue
+        wrong = launch.violation(device)
+        if wrong:
+            reasons.append(wrong)
+            continue
+        yield Candidate(kernel, params, launch)
+
+
+def _estimate(kernel: KernelEntry, problem: Problem, params: Mapping[str, Any]) -> float:
+    """Seconds by the kernel's own expression; infinite where it has none or it fails, so that those rank last."""
+    if kernel.estimate is None:
+        return inf
+    try:
+        value = float(kernel.estimate({**problem.env(), **params}))
+    except (ExpressionError, TypeError, ValueError):
+        return inf
+    return value if value >= 0 else inf

@@ -1,0 +1,205 @@
+"""The value types of a problem. Floor 4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from ..dtypes import dtype
+from ..errors import ExpressionError
+from ..frozen import FrozenDict
+from ..targets import target
+from ..tensors import Form, expand
+
+#: The alignment counted at most, in bytes; what every allocator of this product gives.
+MAX_ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An array without its address.
+
+    Attributes:
+        dtype: by name.
+        shape: extents.
+        strides: in elements; of any sign, 0 for an expanded axis.
+        alignment: the largest power of two up to 256 that divides the address, in bytes.
+        foldable: False in a problem when its leading axes could not be seen as one axis with one stride.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    alignment: int = MAX_ALIGNMENT
+    foldable: bool = True
+
+    @classmethod
+    def contiguous(cls, dtype: str, shape: Sequence[int], alignment: int = MAX_ALIGNMENT) -> Tensor:
+        """A row-major tensor."""
+        return cls(dtype, tuple(shape), row_major(shape), alignment)
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def bytes(self) -> int:
+        return self.size * dtype(self.dtype).bytes
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Row-major without gaps; strides of axes of extent 1 do not matter, nor do any of an empty tensor."""
+        if not self.foldable:
+            return False
+        expected = 1
+        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if extent == 0:
+                return True
+            if extent != 1 and stride != expected:
+                expected = -1  # a mismatch; decided only if no axis is empty
+            expected *= extent if expected > 0 else 1
+        return expected > 0
+
+    def folded(self, form: Form) -> Tensor:
+        """The tensor as a kernel sees it: extra leading ones dropped, or leading axes folded into the first."""
+        extra = len(self.shape) - len(form.axes)
+        if not extra:
+            return self
+        if not form.leading:
+            return replace(self, shape=self.shape[extra:], strides=self.strides[extra:])
+        extent, stride, foldable = _fold(self.shape[: extra + 1], self.strides[: extra + 1])
+        return replace(
+            self,
+            shape=(extent, *self.shape[extra + 1 :]),
+            strides=(stride, *self.strides[extra + 1 :]),
+            foldable=foldable,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of a contiguous tensor, as torch counts them (an empty axis counts as one)."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def _fold(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, bool]:
+    """Several axes as one: (extent, stride, whether one stride visits them all)."""
+    extent = 1
+    for d in shape:
+        extent *= d
+    axes = [(d, s) for d, s in zip(shape, strides, strict=True) if d != 1]
+    if extent == 0 or not axes:
+        return extent, strides[-1], True
+    foldable = all(outer[1] == inner[1] * inner[0] for outer, inner in pairwise(axes))
+    return extent, axes[-1][1], foldable
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fusion on concrete tensors for one target; hashable, without addresses.
+
+    Attributes:
+        fusion: its name.
+        dtypes: dtype variable → dtype name.
+        axes: axis → extent as a kernel sees it, leading axes folded in.
+        leading: the extents that ``...`` stands for.
+        attributes: every attribute of the fusion.
+        choices: every choice of the pattern.
+        tensors: every input and output in declared order, as a kernel sees it; None for an absent input.
+        forms: present tensor → index of the form it took, in the order of its text.
+        shapes: output → its shape as the caller sees it.
+        inputs: how many of ``tensors`` are inputs (they come first).
+        target: architecture by name.
+    """
+
+    fusion: str
+    dtypes: FrozenDict[str, str]
+    axes: FrozenDict[str, int]
+    leading: tuple[int, ...]
+    attributes: FrozenDict[str, Any]
+    choices: FrozenDict[str, str]
+    tensors: FrozenDict[str, Tensor | None]
+    forms: FrozenDict[str, int]
+    shapes: FrozenDict[str, tuple[int, ...]]
+    inputs: int
+    target: str
+
+    def env(self) -> Mapping[str, Any]:
+        """What expressions read: axes, attributes, choices, dtype variables and the predicates."""
+        return self._env
+
+    @cached_property
+    def _env(self) -> dict[str, Any]:
+        return {**self.axes, **self.attributes, **self.choices, **self.dtypes, **self._predicates()}
+
+    def _predicates(self) -> dict[str, Callable[..., Any]]:
+        tensors, forms, features = self.tensors, self.forms, target(self.target).features
+
+        def axis(name: str, i: int, what: str) -> int:
+            tensor = tensors[name]
+            if tensor is None or not -len(tensor.shape) <= i < len(tensor.shape):
+                found = "it is absent" if tensor is None else f"it has {len(tensor.shape)} axes"
+                raise ExpressionError(
+                    "cannot evaluate", f"{what}({name}, {i})", found, "a present tensor and one of its axes"
+                )
+            if what == "stride" and not tensor.foldable:
+                raise ExpressionError(
+                    "cannot evaluate", f"stride({name}, {i})", "its leading axes have no common stride"
+                )
+            return getattr(tensor, f"{what}s" if what == "stride" else what)[i]
+
+        return {
+            # of an absent tensor every statement about its layout holds, so `requires` need not ask twice
+            "contiguous": lambda name: (t := tensors[name]) is None or t.is_contiguous,
+            "aligned": lambda name, n: (t := tensors[name]) is None or t.alignment % n == 0,
+            "rank": lambda name: -1 if (t := tensors[name]) is None else len(t.shape),
+            "form": lambda name: forms.get(name, -1),
+            "present": lambda name: tensors[name] is not None,
+            "stride": lambda name, i: axis(name, i, "stride"),
+            "shape": lambda name, i: axis(name, i, "shape"),
+            "has": lambda feature: feature in features,
+        }
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(self.tensors)[self.inputs :]
+
+    @property
+    def empty(self) -> bool:
+        """Whether no output has an element: then there is nothing to launch."""
+        return all((t := self.tensors[name]) is None or t.size == 0 for name in self.output_names)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all present tensors together: what must move at least."""
+        return sum(t.bytes for t in self.tensors.values() if t is not None)
+
+    def with_target(self, name: str) -> Problem:
+        return replace(self, target=name)
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{n}: {t}" for n, t in self.tensors.items() if t is not None)
+        extra = {**self.attributes, **self.choices}
+        words = "".join(f", {k}={v}" for k, v in extra.items())
+        return f"{self.fusion}({shown}{words}) on {self.target}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_env"}  # closures do not pickle
+
+
+def output_shape(form: Form, axes: Mapping[str, int], leading: tuple[int, ...]) -> tuple[int, ...]:
+    """The caller's shape of an output, from unfolded axes."""
+    return tuple(int(d) for d in expand(form, axes, leading))

@@ -1,0 +1,161 @@
+"""``render``: a kernel on a problem as one self-contained unit of CUDA C++. Floor 4.
+
+Jinja binds, C++ computes: a template sets types, constants and the entry's name; everything else is C++.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RenderError
+from ..frozen import FrozenDict
+from ..problem import Problem
+from ..problem.geometry import environment, launch_geometry
+from . import lines, prelude
+from .environment import Environment, shared_library
+from .environment import environment as jinja_environment
+from .prelude import Argument
+from .values import Code
+
+if TYPE_CHECKING:
+    from ..registry import FusionEntry, KernelEntry
+
+#: Options of every unit beside ``-arch`` and ``-I``. Nothing is left to a default: subnormals are kept, division and
+#: square root are correctly rounded, and products may contract into fused multiply-adds.
+OPTIONS = (
+    "--std=c++17", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--fmad=true",
+    "--device-as-default-execution-space", "--generate-line-info", "--ptxas-options=-v",
+)  # fmt: skip
+
+#: The device library that stands in front of every unit.
+LIBRARY = "fusionreg.cuh"
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """One rendered unit.
+
+    Attributes:
+        text: the whole unit; it includes nothing but CUDA's own headers.
+        entry: C symbol of the kernel.
+        fusion, kernel: names; ``kernel`` is ``fusion/name``.
+        target: architecture by name.
+        options: compiler options beside ``-arch`` and ``-I``.
+        arguments: the kernel's parameters in order.
+        params: the tunable parameters it was rendered with.
+        headers: CUDA headers it includes.
+        digest: SHA-256 over text, options and target.
+    """
+
+    text: str = field(repr=False)
+    entry: str
+    fusion: str
+    kernel: str
+    target: str
+    options: tuple[str, ...]
+    arguments: tuple[Argument, ...]
+    params: FrozenDict[str, Any]
+    headers: tuple[str, ...]
+    digest: str
+
+
+def variant(entry: FusionEntry, kernel: KernelEntry, problem: Problem, params: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Everything of a problem that the rendered unit depends on, hashable: equal variants share one cubin."""
+    _, constants = environment(kernel, problem, params)
+    threads = launch_geometry(kernel, problem, params)
+    return (
+        kernel.key, problem.target, tuple(params.items()), tuple(constants.items()), tuple(problem.choices.items()),
+        tuple((n, v) for n, v in problem.attributes.items() if entry.spec.attributes[n].static),
+        tuple(problem.dtypes.items()), tuple(t and (t.dtype, len(t.shape)) for t in problem.tensors.values()),
+        tuple(problem.forms.items()), tuple((a, problem.axes.get(a)) for a in kernel.spec.specialize),
+        prelude.axes(entry, problem), threads.threads, threads.workspace > 0,
+    )  # fmt: skip
+
+
+def render(
+    entry: FusionEntry, kernel: KernelEntry, problem: Problem, params: Mapping[str, Any], target: str | None = None
+) -> KernelSource:
+    """The unit of ``kernel`` on ``problem`` with ``params``, for ``target`` (default: the problem's).
+
+    :class:`RenderError` (``facts``: template, line, variable) when the template is wrong;
+    :class:`ExpressionError` when a constant or the geometry cannot be evaluated.
+    """
+    if target is not None and target != problem.target:
+        problem = problem.with_target(target)
+    whom, spec = kernel.key, kernel.spec
+    _, constants = environment(kernel, problem, params)
+    launch = launch_geometry(kernel, problem, params)
+    found = prelude.arguments(entry, kernel, problem, launch.workspace > 0)
+    values = prelude.variables(entry, kernel, problem, params, constants)
+    name = _symbol(entry, kernel, variant(entry, kernel, problem, params))
+    jinja = jinja_environment(kernel.root, shared_library())
+    text = _unit(
+        jinja,
+        entry,
+        kernel,
+        problem,
+        values,
+        name,
+        prelude.signature(name, found, launch.threads, spec.min_blocks, whom),
+    )
+    if name not in text:
+        raise RenderError(
+            "cannot render",
+            whom,
+            f"{spec.template} defines no kernel",
+            "{{ signature }} { … }",
+            template=spec.template,
+            line=1,
+        )
+    options = (*OPTIONS, f"--maxrregcount={spec.max_registers}") if spec.max_registers else OPTIONS
+    digest = hashlib.sha256("\0".join((text, *options, problem.target)).encode()).hexdigest()
+    return KernelSource(
+        text, name, entry.spec.name, kernel.key, problem.target, options, found, FrozenDict(params),
+        tuple(prelude.headers(problem)), digest,
+    )  # fmt: skip
+
+
+def _symbol(entry: FusionEntry, kernel: KernelEntry, key: tuple[Any, ...]) -> str:
+    stable = json.dumps(key, default=str, sort_keys=False)
+    words = entry.spec.name.replace(".", "_")
+    return f"fr_{words}__{kernel.spec.name}_{hashlib.sha256(stable.encode()).hexdigest()[:8]}"
+
+
+def _unit(
+    jinja: Environment,
+    entry: FusionEntry,
+    kernel: KernelEntry,
+    problem: Problem,
+    values: Mapping[str, Any],
+    name: str,
+    signature: Code,
+) -> str:
+    whom, spec = kernel.key, kernel.spec
+    included: set[str] = set()
+    hints = prelude.hints(entry, kernel)
+
+    def include(template: str) -> Code:
+        """The text of a header of the plugin or of the shared library; once per unit, like ``#pragma once``."""
+        template = str(template)
+        path = str(jinja.loader.find(template)[0])  # type: ignore[union-attr]
+        if path in included:
+            return Code("")
+        included.add(path)
+        return Code(jinja.expand(template, scope, hints, whom))
+
+    scope: dict[str, Any] = {**values, "entry": Code(name), "signature": signature, "include": include}
+    head = [f"// {entry.spec.name} {entry.spec.version}, kernel {spec.name}, for {problem.target}"]
+    head += [f"#include <{h}>" for h in prelude.headers(problem)]
+    library = include(LIBRARY)
+    middle = prelude.definitions(entry, problem, values, whom)
+    body = jinja.expand(spec.template, scope, hints, whom)
+    label = f"prelude of {entry.spec.name}/{spec.name}"
+    parts = [
+        "\n".join(head), lines.resolve(library).rstrip("\n"),
+        lines.directive(1, label), "\n".join(middle), lines.resolve(body).rstrip("\n"), "",
+    ]  # fmt: skip
+    return "\n".join(p for p in parts if p) + ("\n" if not parts[-1] else "")
