@@ -6,12 +6,15 @@ the attribute: a weight in the other layout is an error and never a silently tra
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec
+from fusionreg.core.spec import AttributeSpec, FusionSpec, KernelSpec
 
 ACTIVATIONS = 'any_of(Relu, Gelu, Sigmoid, Tanh, Swish, "activation", gelu_tanh=Gelu(approximate="tanh"))'
 
 #: Which form of `T[] | T[N]` scale took, and of `T[] | T[N] | T[M 1]` bias; -1 where the fusion has none.
 _NO_SCALE, _NO_BIAS = {"SCALE_FORM": "-1"}, {"BIAS_FORM": "-1"}
+#: Bytes of all pipeline stages of the tensor-core kernel.
+_STAGES = "STAGES * (BM + BN) * BK * 2"
+
 _SCALE, _BIAS = {"SCALE_FORM": "form(scale)"}, {"BIAS_FORM": "form(bias)"}
 
 
@@ -28,8 +31,39 @@ def _plain(constants: dict[str, str]) -> KernelSpec:
     )
 
 
+def _tensor_core(constants: dict[str, str]) -> KernelSpec:
+    return KernelSpec(
+        name="tensor_core",
+        template="tensor_core.cu.j2",
+        summary="mma.sync m16n8k16 fed by cp.async: whole 16-byte chunks in every row of x and w",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "K % 8 == 0",
+            "transB == 1 or N % 8 == 0",
+            "aligned(x, 16)",
+            "aligned(w, 16)",
+        ),
+        params={
+            "BM": (128, 64),
+            "BN": (128, 64, 256),
+            "BK": (32, 64),
+            "STAGES": (4, 3),
+            "WARPS_M": (2,),
+            "WARPS_N": (4, 2),
+        },
+        valid=(
+            "BM // WARPS_M in (32, 64) and BN // WARPS_N in (32, 64)",
+            f"{_STAGES} <= 99 * 1024",
+        ),
+        constants=constants,
+        grid="ceildiv(M, BM) * ceildiv(N, BN)",
+        block="32 * WARPS_M * WARPS_N",
+        shared_memory=f"max({_STAGES}, BM // WARPS_M * (BN + 8) * 4)",
+    )
+
+
 def _kernels(constants: dict[str, str]) -> tuple[KernelSpec, ...]:
-    return (_plain(constants),)
+    return (_tensor_core(constants), _plain(constants))
 
 
 def _fusion(words: str, summary: str, steps: str, operands: dict[str, str], constants: dict[str, str]) -> FusionSpec:
@@ -60,21 +94,21 @@ FUSIONS = (
     _fusion(
         "scale",
         "x @ W times a per-tensor or per-channel scale, then an optional activation",
-        f's = Mul(h, scale)\ny = optional({ACTIVATIONS})(s)',
+        f"s = Mul(h, scale)\ny = optional({ACTIVATIONS})(s)",
         {"scale": SCALE},
         _SCALE | _NO_BIAS,
     ),
     _fusion(
         "bias",
         "x @ W plus bias, then an optional activation",
-        f'b = Add(h, bias)\ny = optional({ACTIVATIONS})(b)',
+        f"b = Add(h, bias)\ny = optional({ACTIVATIONS})(b)",
         {"bias": BIAS},
         _NO_SCALE | _BIAS,
     ),
     _fusion(
         "scale_bias",
         "x @ W times scale plus bias, then an optional activation",
-        f's = Mul(h, scale)\nb = Add(s, bias)\ny = optional({ACTIVATIONS})(b)',
+        f"s = Mul(h, scale)\nb = Add(s, bias)\ny = optional({ACTIVATIONS})(b)",
         {"scale": SCALE, "bias": BIAS},
         _SCALE | _BIAS,
     ),
