@@ -191,6 +191,10 @@ class OpSpec(Record):
     """Whether its first two inputs may be swapped."""
     pointwise: bool = False
     """Whether every output element depends on the broadcast-aligned input elements alone."""
+    moves: bool = False
+    """Whether it only moves, repeats or selects elements: any dtype passes through unchanged, nothing is rounded."""
+    host: tuple[str, ...] = ()
+    """Inputs that the meaning reads as integers on the host (shapes, axes, pads): they need not be on the device."""
     cuda: str = ""
     """A CUDA expression over the input names in float, for generated point-wise functions; empty when it has none."""
     summary: str = ""

@@ -1,0 +1,48 @@
+"""The operator vocabulary: what every operator means, once, for NumPy, CuPy and torch. Floor 1.
+
+ONNX's operators by name, in their newest meaning (axes and the like as inputs); domain ``fusionreg`` for what ONNX
+lacks. Two departures from ONNX, which frontends bring about: ``MatMul`` has attributes ``transA`` and ``transB`` (swap
+the last two axes of an operand first), and attributes that hold a dtype hold its name.
+
+Conventions of a meaning ``f(xp, *arrays, **attributes)``: ``xp`` is a :class:`Backend`; omitted inputs are None; all
+outputs, optional ones too, are returned, several as a tuple. It never rounds to 16 bits: the evaluator hands it wide
+floats and rounds its results.
+
+Conventions of ``OpSpec.cuda``: C++ over the input names (``a`` and ``b`` of a variadic operator, folded from the left)
+in float. Names of number attributes stand for their values, ``NAME_word`` tells whether text attribute ``NAME`` is
+``word``, and ``HAS_name`` whether an optional input is there; :func:`cuda_expression` puts them in.
+"""
+
+from __future__ import annotations
+
+from .backends import Backend, backend_of, numpy_backend
+from .cuda import cuda_expression
+from .define import operator
+from .vocabulary import (
+    CONTROL_FLOW,
+    DTYPE_ATTRIBUTES,
+    Vocabulary,
+    check_inputs,
+    complete,
+    default_vocabulary,
+    infer,
+    named,
+    normalise,
+)
+
+__all__ = [
+    "CONTROL_FLOW",
+    "DTYPE_ATTRIBUTES",
+    "Backend",
+    "Vocabulary",
+    "backend_of",
+    "check_inputs",
+    "complete",
+    "cuda_expression",
+    "default_vocabulary",
+    "infer",
+    "named",
+    "normalise",
+    "numpy_backend",
+    "operator",
+]

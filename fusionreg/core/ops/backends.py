@@ -1,0 +1,210 @@
+"""One face for NumPy, CuPy and torch arrays: what a ``meaning`` function gets as ``xp``. Floor 1.
+
+``xp.ns`` is the array-API namespace (array-api-compat); the names of ``ops/tables.py`` stand beside it. A backend is
+made from an array (:func:`backend_of`) by looking at the library that is already imported; nothing is imported for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Literal
+
+from ..dtypes import DTYPES, dtype
+from ..errors import ArgumentError
+from .tables import Table, cupy_table, numpy_table, torch_table
+
+Floats = Literal["native", "wide", "exact"]
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """An array library on one device.
+
+    Attributes:
+        name: ``numpy``, ``cupy`` or ``torch``.
+        ns: its array-API namespace.
+        device: where new arrays go.
+        table: what the array API lacks; its names are attributes of the backend too (``xp.erf``).
+        floats: what a float dtype means inside an operator: ``native`` itself; ``wide`` float32 for floats below
+            32 bits; ``exact`` float64 for all.
+    """
+
+    name: str
+    ns: Any
+    device: Any
+    table: Table = field(repr=False)
+    floats: Floats = "native"
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        try:
+            return self.__dict__["table"][name]
+        except KeyError:
+            raise AttributeError(f"the {self.__dict__.get('name')} backend has no {name!r}") from None
+
+    def with_floats(self, floats: Floats) -> Backend:
+        return self if floats == self.floats else replace(self, floats=floats)
+
+    def compute_name(self, name: str) -> str:
+        """The dtype that an operator computes in where the model says ``name``."""
+        row = DTYPES.get(name)
+        if row is None or row.kind != "f" or self.floats == "native":
+            return name
+        return "float64" if self.floats == "exact" else ("float32" if row.bits < 32 else name)
+
+    def storage(self, name: str) -> Any:
+        """The library's dtype object called ``name``."""
+        return _torch_dtype(name) if self.name == "torch" else dtype(name).numpy
+
+    def dtype(self, name: str) -> Any:
+        """The library's dtype object for :meth:`compute_name`."""
+        return self.storage(self.compute_name(name))
+
+    def name_of(self, x: Any) -> str:
+        """The dtype name of an array, e.g. ``"bfloat16"``."""
+        return str(x.dtype).removeprefix("torch.") if self.name == "torch" else _numpy_name(x.dtype)
+
+    def kind(self, x: Any) -> str:
+        """``f``, ``i``, ``u``, ``b`` or ``c``."""
+        return dtype(self.name_of(x)).kind
+
+    def floating(self, x: Any) -> bool:
+        return self.kind(x) == "f"
+
+    def cast(self, x: Any, name: str) -> Any:
+        """``x`` in dtype ``name`` as is: one rounding to nearest even; float to int truncates as C does."""
+        if self.name_of(x) == name:
+            return x
+        if self.name == "torch":
+            return x.to(_torch_dtype(name))
+        return x.astype(dtype(name).numpy)
+
+    def widen(self, x: Any) -> Any:
+        """``x`` in the dtype that operators compute in."""
+        return self.cast(x, self.compute_name(self.name_of(x)))
+
+    def asarray(self, value: Any, name: str | None = None) -> Any:
+        """A NumPy array, number or nested list as an array of this library on its device, dtype ``name`` if given."""
+        import numpy as np
+
+        value = np.asarray(value)
+        if name is not None:
+            value = value.astype(dtype(name).numpy)
+        if self.name == "numpy":
+            return value
+        if self.name == "cupy":
+            with self.device:
+                return sys.modules["cupy"].asarray(value)
+        return _torch_array(value, self.device)
+
+    def to_numpy(self, x: Any) -> Any:
+        """A host NumPy array (ml_dtypes for bfloat16 and float8) with the same values."""
+        import numpy as np
+
+        if isinstance(x, np.ndarray | np.generic):
+            return np.asarray(x)
+        return x.get() if self.name == "cupy" else _torch_to_numpy(x)
+
+    def ints(self, x: Any) -> tuple[int, ...]:
+        """The elements of a small integer array (host or device), flattened."""
+        return tuple(int(v) for v in self.to_numpy(x).reshape(-1))
+
+    def scalar(self, x: Any) -> Any:
+        """The only element of an array, as a Python number."""
+        return self.to_numpy(x).reshape(-1)[0].item()
+
+    def full(self, shape: tuple[int, ...], value: Any, like: Any) -> Any:
+        """An array of one value with the dtype of ``like``."""
+        return self.ns.full(shape, value, dtype=like.dtype, device=self.device)
+
+    def arange(self, n: int) -> Any:
+        """``0 … n-1`` as int64."""
+        return self.ns.arange(n, dtype=self.storage("int64"), device=self.device)
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        """A context in which overflow to inf and NaN arithmetic warn nobody and nothing records gradients."""
+        if self.name == "torch":
+            return sys.modules["torch"].no_grad()
+        if self.name == "numpy":
+            import numpy as np
+
+            return np.errstate(all="ignore")
+        return nullcontext()
+
+
+def numpy_backend(floats: Floats = "native") -> Backend:
+    """The backend of host NumPy arrays."""
+    return _numpy_backend().with_floats(floats)
+
+
+def backend_of(*arrays: Any) -> Backend:
+    """The backend of the first CuPy or torch array among ``arrays``, of NumPy when there is none.
+
+    Raises:
+        ArgumentError: an array of another library, or of two libraries or devices.
+    """
+    found: Backend | None = None
+    for x in arrays:
+        library = type(x).__module__.partition(".")[0]
+        if library in ("numpy", "ml_dtypes", "builtins"):
+            continue
+        if library not in ("torch", "cupy") and "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
+            library = "torch"  # a subclass such as a Parameter defined elsewhere
+        if library not in ("torch", "cupy"):
+            raise ArgumentError(
+                "unknown array", type(x).__qualname__, f"of library {library!r}", "numpy, cupy or torch"
+            )
+        if found is not None and (found.name, found.device) != (library, x.device):
+            raise ArgumentError(
+                "mixed arrays", "", f"{library} on {x.device} beside {found.name} on {found.device}", "one device"
+            )
+        if found is None:
+            found = _device_backend(library, x.device)
+    return found or _numpy_backend()
+
+
+@cache
+def _numpy_backend() -> Backend:
+    from array_api_compat import numpy as ns
+
+    return Backend("numpy", ns, None, numpy_table())
+
+
+@cache
+def _device_backend(library: str, device: Any) -> Backend:
+    from importlib import import_module
+
+    ns = import_module(f"array_api_compat.{library}")
+    return Backend(library, ns, device, torch_table() if library == "torch" else cupy_table())
+
+
+def _numpy_name(dt: Any) -> str:
+    return "string" if dt.kind in "OSU" else dt.name
+
+
+def _torch_dtype(name: str) -> Any:
+    return getattr(sys.modules["torch"], name)
+
+
+_VIEWS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+
+def _torch_array(value: Any, device: Any) -> Any:
+    import numpy as np
+
+    torch, name = sys.modules["torch"], value.dtype.name
+    value = np.array(value)  # contiguous, writable, and not the model's own memory
+    if name in _VIEWS:
+        return torch.from_numpy(value.view(_VIEWS[name])).view(getattr(torch, name)).to(device)
+    return torch.from_numpy(value).to(device)
+
+
+def _torch_to_numpy(x: Any) -> Any:
+    torch, x = sys.modules["torch"], x.detach().cpu()
+    name = str(x.dtype).removeprefix("torch.")
+    if name in _VIEWS:
+        return x.contiguous().view(getattr(torch, _VIEWS[name])).numpy().view(dtype(name).numpy)
+    return x.numpy()
