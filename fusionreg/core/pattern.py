@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import ArgumentError, GraphError, UnknownNameError
+from .errors import ArgumentError, UnknownNameError
 from .frozen import EMPTY, FrozenDict
 from .ir import Graph, GraphBuilder, Shape, Value
+from .ops import infer, named
 from .pattern_graph import (
     NONE,
     Alternative,
@@ -60,10 +61,8 @@ __all__ = [
     "resolve_choices",
 ]
 
-#: Names of operator inputs that hold indices or extents: a literal there is int64, whatever the tensors are.
-INDEX_INPUTS = frozenset(
-    ("axes", "axis", "shape", "indices", "k", "split", "repeats", "pads", "starts", "ends", "steps", "sizes", "depth")
-)
+#: Operator inputs of these names hold indices: a literal there is int64, like one for an input in ``OpSpec.host``.
+INDEX_INPUTS = frozenset({"indices", "axis"})
 
 
 def parse_pattern(
@@ -79,10 +78,11 @@ def parse_pattern(
 def resolve_choices(
     pattern: PatternGraph, given: Mapping[str, str], absent: Collection[str] = ()
 ) -> FrozenDict[str, str]:
-    """Every choice with its key. One that is not given is ``"none"`` where it may be and no input of the step says
-    otherwise, else the first key.
+    """Every choice with its key.
 
-    :class:`ArgumentError` for an unknown choice or key, or one that contradicts ``absent``.
+    One that is not given is ``"none"`` where the step may be missing and no input of its own is there, and its only
+    key where it has one. :class:`ArgumentError` for an unknown choice or key, for one that is missing, and for one that
+    contradicts ``absent``.
     """
     for name in given:
         if name not in pattern.choices:
@@ -90,18 +90,19 @@ def resolve_choices(
             raise ArgumentError("unknown choice", repr(name), "", hint.expected, name=name)
     found = {}
     for name, keys in pattern.choices.items():
-        steps = [s for s in pattern.steps if s.choice == name]
-        gated = [s for s in steps if s.gates]
-        skipped = any(g in absent for s in gated for g in s.gates)
-        default = NONE if NONE in keys and (skipped or not gated) else keys[0]
+        gates = tuple(dict.fromkeys(g for s in pattern.steps if s.choice == name for g in s.gates))
+        skipped = any(g in absent for g in gates)
+        real = [k for k in keys if k != NONE]
+        default = NONE if NONE in keys and (skipped or not gates) else (real[0] if len(real) == 1 else None)
         key = given.get(name, default)
         if key not in keys:
-            raise ArgumentError("wrong choice", f"for {name}", repr(key), f"one of {', '.join(keys)}", name=name)
-        if gated and (key == NONE) != skipped:
-            gates = ", ".join(dict.fromkeys(g for s in gated for g in s.gates))
-            state = "absent" if skipped else "present"
-            found_here = f"{key!r} with {gates} {state}"
-            raise ArgumentError("wrong choice", f"for {name}", found_here, "both or neither", name=name)
+            wrong = "missing choice" if key is None else "wrong choice"
+            raise ArgumentError(
+                wrong, f"for {name}", "" if key is None else repr(key), f"one of {', '.join(keys)}", name=name
+            )
+        if gates and (key == NONE) != skipped:
+            state = f"{key!r} with {', '.join(gates)} {'absent' if skipped else 'present'}"
+            raise ArgumentError("wrong choice", f"for {name}", state, "both or neither", name=name)
         found[name] = key
     return FrozenDict(found)
 
@@ -248,18 +249,15 @@ class _Instance:
                 inputs.append(constant)
             else:
                 inputs.append(self.type_of(operand))
-        defaults = {k: v for k, v in op.attributes.items() if k not in attrs}
-        inferred = op.infer(inputs, FrozenDict({**defaults, **attrs}), constants)
-        outputs = []
-        for i, (kind, shape) in enumerate(inferred[: len(step.outputs)]):
-            name = wanted.get(Output(step.index, i)) or self.builder.fresh(step.outputs[i] or f"v{step.index}")
-            value = Value(name, kind, shape)
-            self.names[Output(step.index, i)] = name
-            self.types[name] = value
-            outputs.append(value)
-        if len(outputs) < len(step.outputs):
-            whom = f"{op.name} in {self.spec.name}"
-            raise GraphError("cannot infer", whom, f"{len(outputs)} outputs", f"{len(step.outputs)}", node=op.name)
+        whom = f"{op.name} in {self.spec.name}"
+        inferred = infer(op, inputs, attrs, constants, len(step.outputs), whom)
+        names = []
+        for i, stem in enumerate(step.outputs):
+            where = Output(step.index, i)
+            self.names[where] = wanted.get(where) or self.builder.fresh(stem or f"v{step.index}")
+            names.append(self.names[where])
+        outputs = named(names, inferred)
+        self.types.update({v.name: v for v in outputs})
         source = f"{self.spec.name}:{step.line}"
         self.builder.node(chosen.op, ["" if v is None else v.name for v in inputs], outputs, attrs=attrs, source=source)
 
@@ -274,7 +272,7 @@ class _Instance:
         kind = next((d for d in others if d != "bool"), others[0] if others else "float32")
         if isinstance(literal.value, bool):
             kind = "bool"
-        elif declared.lower() in INDEX_INPUTS:
+        elif declared in op.host or declared in INDEX_INPUTS:
             kind = "int64"
         array = np.asarray(literal.value).astype(dtype(kind).numpy)
         name = self.builder.constant(self.builder.fresh(f"c{step.index}"), array, kind)

@@ -2,9 +2,9 @@
 
 - ``T`` is a dtype variable of the fusion or a dtype by name; axes are names or literal extents.
 - ``...`` folds leading axes: every tensor with ``...`` has the same leading extents, and a kernel sees its first
-  named axis multiplied by their product. A tensor that names that axis without ``...`` fits only if the product is 1.
+  named axis multiplied by their product. A tensor that names that axis without ``...`` fits only if that is 1.
 - ``|`` separates forms, tried in order: ``T[] | T[N] | T[M 1]``.
-- a tensor may carry extra leading extents 1 beyond a form without ``...``: (1, 1, N) binds ``T[N]``, (1,) binds ``T[]``.
+- a tensor may carry extra leading extents 1 beyond a form without ``...``: (1, 1, N) binds ``T[N]``, (1,) ``T[]``.
 - a memory space may follow: ``T[N K] pinned_host``.
 """
 
@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from operator import index
 
 from .errors import ArgumentError, SpecError
 from .frozen import FrozenDict
@@ -145,8 +144,16 @@ class Bound:
     @property
     def folded(self) -> FrozenDict[str, int]:
         """Axes as a kernel sees them; TypeError where an extent is symbolic."""
-        axes = FrozenDict({name: index(extent) for name, extent in self.axes.items()})
-        return axes | {self.folds: axes[self.folds] * prod(map(index, self.leading))} if self.folds else axes
+        axes: dict[str, int] = {name: _number(extent) for name, extent in self.axes.items()}
+        if self.folds:
+            axes[self.folds] *= prod(map(_number, self.leading))
+        return FrozenDict(axes)
+
+
+def _number(extent: Dim) -> int:
+    if isinstance(extent, str):
+        raise TypeError(f"axis extent {extent!r} is symbolic")
+    return extent
 
 
 def folded_axis(types: Mapping[str, TensorType]) -> str:
