@@ -12,10 +12,13 @@ ACTIVATIONS = 'any_of(Relu, Gelu, Sigmoid, Tanh, Swish, "activation", gelu_tanh=
 
 #: Which form of `T[] | T[N]` scale took, and of `T[] | T[N] | T[M 1]` bias; -1 where the fusion has none.
 _NO_SCALE, _NO_BIAS = {"SCALE_FORM": "-1"}, {"BIAS_FORM": "-1"}
+_SCALE, _BIAS = {"SCALE_FORM": "form(scale)"}, {"BIAS_FORM": "form(bias)"}
+
 #: Bytes of all pipeline stages of the tensor-core kernel.
 _STAGES = "STAGES * (BM + BN) * BK * 2"
 
-_SCALE, _BIAS = {"SCALE_FORM": "form(scale)"}, {"BIAS_FORM": "form(bias)"}
+#: Seconds: waves of tiles over the 132 multiprocessors of an H200, each at a rate measured there, after a launch.
+_ESTIMATE = "3e-6 + ceildiv(ceildiv(M, BM) * ceildiv(N, BN), 132) * BM * BN * K * 2 / {rate}"
 
 
 def _plain(constants: dict[str, str]) -> KernelSpec:
@@ -28,6 +31,7 @@ def _plain(constants: dict[str, str]) -> KernelSpec:
         constants=constants,
         grid="ceildiv(M, BM) * ceildiv(N, BN)",
         block="256",
+        estimate=_ESTIMATE.format(rate="2e11"),
     )
 
 
@@ -35,14 +39,15 @@ def _tensor_core(constants: dict[str, str]) -> KernelSpec:
     return KernelSpec(
         name="tensor_core",
         template="tensor_core.cu.j2",
-        summary="mma.sync m16n8k16 fed by cp.async: whole 16-byte chunks in every row of x and w",
+        summary="mma.sync m16n8k16 fed by cp.async; rows of x and w are whole 16-byte chunks",
         requires=(
             'T in ("float16", "bfloat16")',
             "K % 8 == 0",
             "transB == 1 or N % 8 == 0",
-            "aligned(x, 16)",
-            "aligned(w, 16)",
+            "aligned(x, 16) and stride(x, 1) == 1 and stride(x, 0) % 8 == 0",
+            "aligned(w, 16) and stride(w, 1) == 1 and stride(w, 0) % 8 == 0",
         ),
+        strides=("x", "w"),
         params={
             "BM": (128, 64),
             "BN": (128, 64, 256),
@@ -59,6 +64,7 @@ def _tensor_core(constants: dict[str, str]) -> KernelSpec:
         grid="ceildiv(M, BM) * ceildiv(N, BN)",
         block="32 * WARPS_M * WARPS_N",
         shared_memory=f"max({_STAGES}, BM // WARPS_M * (BN + 8) * 4)",
+        estimate=_ESTIMATE.format(rate="3e12"),
     )
 
 
