@@ -92,7 +92,8 @@ def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in proto.graph.initializer:
         if tensor.name in given:
             continue  # a caller may replace it: inference must not look into it
-        if len(tensor.raw_data) <= _SMALL and tensor.data_location != onnx.TensorProto.EXTERNAL and _count(tensor) <= 128:
+        inside = tensor.data_location != onnx.TensorProto.EXTERNAL
+        if inside and len(tensor.raw_data) <= _SMALL and _count(tensor) <= 128:
             graph.initializer.append(tensor)
         else:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))

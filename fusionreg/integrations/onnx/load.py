@@ -6,9 +6,8 @@ Nothing is folded and nothing is removed: that is ``core.rewrite``'s work, and l
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,14 @@ from ...core.errors import FusionregError, GraphError, ModelError
 from ...core.frozen import FrozenDict
 from ...core.ir import Dim, Graph, GraphBuilder, Value
 from ...core.ops import Vocabulary, default_vocabulary, infer, normalise
-from . import hints, read, subgraphs
+from . import hints, read, subgraphs, symbolic
 from .adapters import Call, adapt
+from .scope import Scope, dtype_of, in_order, main_values, source_of
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _KIND = onnx_ir.AttributeType
 
 
-def load(
-    model: read.Source, *, ops: Vocabulary | None = None, folder: str | os.PathLike[str] | None = None
-) -> Graph:
+def load(model: read.Source, *, ops: Vocabulary | None = None, folder: str | os.PathLike[str] | None = None) -> Graph:
     """Reads an ONNX model.
 
     Args:
@@ -48,38 +45,6 @@ def load(
     """
     proto, root, whom = read.read(model, folder)
     return Importer(proto, root, whom, default_vocabulary() if ops is None else ops).run()
-
-
-@dataclass
-class Scope:
-    """Where names of one ONNX graph or function body live.
-
-    Attributes:
-        builder: the graph under construction; a function's body goes into its caller's.
-        names: ONNX value → name in the graph.
-        outer: the scope around a sub-graph.
-        opsets: domain → version that nodes here are written for.
-        arguments: attributes of the function call, by parameter.
-        prefix: put before the names of values and nodes of a function's body.
-        hinted: whether names here are those that the hints are keyed by.
-    """
-
-    builder: GraphBuilder
-    opsets: Mapping[str, int]
-    outer: Scope | None = None
-    names: dict[onnx_ir.Value, str] = field(default_factory=dict)
-    arguments: Mapping[str, onnx_ir.Attr] = field(default_factory=dict)
-    prefix: str = ""
-    hinted: bool = True
-    calls: tuple[Any, ...] = ()
-
-    def find(self, value: onnx_ir.Value) -> str | None:
-        scope: Scope | None = self
-        while scope is not None:
-            if value in scope.names:
-                return scope.names[value]
-            scope = scope.outer
-        return None
 
 
 class Importer:
@@ -101,6 +66,7 @@ class Importer:
         self.functions = self.model.functions
         self.types: dict[str, Value] = {}
         self.constants: dict[str, np.ndarray] = {}  # those that nobody can replace
+        self.extents: dict[str, symbolic.Extents] = {}  # elements of the tensors that shapes are computed with
         self.taken: set[str] = set()
 
     def run(self) -> Graph:
@@ -108,7 +74,7 @@ class Importer:
         opsets = {"" if d == "ai.onnx" else d: v for d, v in self.model.opset_imports.items()}
         scope = Scope(GraphBuilder(graph.name or "model"), opsets)
         # names of the main graph win over those of sub-graphs and functions
-        self.taken = {v.name for v in _main_values(graph) if v.name}
+        self.taken = {v.name for v in main_values(graph) if v.name}
         try:
             self.interface(scope, graph)
             outputs = self.body(scope, graph)
@@ -134,10 +100,12 @@ class Importer:
         return self.types[name]
 
     def add_constant(self, builder: GraphBuilder, name: str, array: np.ndarray, overridable: bool = False) -> str:
-        builder.constant(name, array, _dtype_of(array), overridable)
-        self.types[name] = Value(name, _dtype_of(array), tuple(array.shape))
+        builder.constant(name, array, dtype_of(array), overridable)
+        self.types[name] = Value(name, dtype_of(array), tuple(array.shape))
         if not overridable:
             self.constants[name] = array
+            if (extents := symbolic.known(array)) is not None:
+                self.extents[name] = extents
         return name
 
     # graphs ------------------------------------------------------------------------------------------------------
@@ -146,7 +114,7 @@ class Importer:
         """Declares inputs and initialisers; ``given`` are types that a Loop or Scan knows of its body's inputs."""
         main = scope.outer is None
         for i, value in enumerate(graph.inputs):
-            name = scope.names[value] = value.name if main else self.fresh(value.name or "input")
+            name = scope.names[value] = str(value.name) if main else self.fresh(value.name or "input")
             dtype, shape = self.declared(value)
             if i < len(given) and given[i] is not None:
                 dtype, shape = given[i].dtype, given[i].shape  # type: ignore[union-attr]
@@ -163,7 +131,7 @@ class Importer:
             if value in scope.names:
                 self.add_constant(scope.builder, scope.names[value], array, overridable=True)
             else:
-                name = scope.names[value] = value.name if main else self.fresh(value.name or "constant")
+                name = scope.names[value] = str(value.name) if main else self.fresh(value.name or "constant")
                 self.add_constant(scope.builder, name, array)
 
     def declared(self, value: onnx_ir.Value) -> tuple[str, tuple[Dim | None, ...] | None]:
@@ -176,7 +144,7 @@ class Importer:
 
     def body(self, scope: Scope, graph: onnx_ir.Graph | onnx_ir.Function) -> list[str]:
         """Imports the nodes; names of the outputs."""
-        for node in _sorted(graph, self.whom):
+        for node in in_order(graph, self.whom):
             self.node(scope, node)
         return [self.resolve(scope, v, f"output {v.name!r}") for v in graph.outputs]
 
@@ -216,7 +184,7 @@ class Importer:
             return
         if domain not in scope.opsets and not domain:
             raise ModelError("cannot import node", whom, "no opset of the default domain", "an opset_import")
-        source = _source(node)
+        source = source_of(node)
         emit = self.emitter(scope, node.name or node.op_type, source)
         call = Call(
             op=f"{domain}::{node.op_type}" if domain else node.op_type,
@@ -291,15 +259,20 @@ class Importer:
                 found = infer(self.ops[op], values, attrs, known, len(names), whom)
             except FusionregError as e:
                 raise ModelError("cannot import node", whom, str(e).rstrip("."), "consistent inputs", op=op) from e
+        extents = [self.extents.get(i) for i in inputs]
+        target = symbolic.target(op, extents, values, attrs)
+        if found and target is not None:
+            found[0] = (found[0][0], target)
         result = []
         for i, (name, key) in enumerate(zip(names, stated, strict=True)):
             dtype, shape = found[i] if i < len(found) else (hints.UNKNOWN, None)
             result.append(self.merged(name or f"_{whom}", key, dtype, shape, not known_op))
+        followed = symbolic.follow(op, extents, values, attrs)
+        if followed is not None and names[0]:
+            self.extents[names[0]] = followed
         return result
 
-    def merged(
-        self, name: str, key: str, dtype: str, shape: tuple[Dim | None, ...] | None, opaque: bool
-    ) -> Value:
+    def merged(self, name: str, key: str, dtype: str, shape: tuple[Dim | None, ...] | None, opaque: bool) -> Value:
         """Our own inference first; ONNX's where ours is open; what the file states for operators neither knows."""
         for hint in (self.inferred.get(key), self.written.get(key) if opaque else None):
             if hint is None:
@@ -365,40 +338,3 @@ class Importer:
         for value, name in zip(node.outputs, outputs, strict=False):
             if value.name:
                 scope.names[value] = name
-
-
-def _dtype_of(array: np.ndarray) -> str:
-    return "string" if array.dtype.kind in "OUS" else array.dtype.name
-
-
-def _main_values(graph: onnx_ir.Graph) -> Iterable[onnx_ir.Value]:
-    yield from graph.inputs
-    yield from graph.initializers.values()
-    for node in graph:
-        yield from node.outputs
-
-
-def _source(node: onnx_ir.Node) -> str:
-    """Where the node stands: the innermost Python line that the exporter recorded, else its name."""
-    trace = node.metadata_props.get("pkg.torch.onnx.stack_trace", "")
-    frames = _FRAME.findall(trace)
-    return ":".join(frames[-1]) if frames else node.name or node.op_type
-
-
-def _sorted(graph: onnx_ir.Graph | onnx_ir.Function, whom: str) -> list[onnx_ir.Node]:
-    """The nodes in topological order (files exist that are not)."""
-    nodes = list(graph)
-    position = {n: i for i, n in enumerate(nodes)}
-    if all(position.get(p, -1) < i for i, n in enumerate(nodes) for p in _needs(n)):
-        return nodes
-    try:
-        graph.sort()
-    except ValueError as e:
-        raise ModelError("cannot import model", whom, "its nodes form a cycle", "a graph without cycles") from e
-    return list(graph)
-
-
-def _needs(node: onnx_ir.Node) -> Iterable[Any]:
-    for value in node.inputs:
-        if value is not None and value.producer() is not None:
-            yield value.producer()

@@ -52,9 +52,7 @@ def read(model: Source, folder: str | os.PathLike[str] | None = None) -> tuple[o
         try:
             data = path.read_bytes()
         except OSError as e:
-            raise ModelError(
-                "cannot read model", whom, e.strerror or str(e), "a readable .onnx file", path=whom
-            ) from e
+            raise ModelError("cannot read model", whom, e.strerror or str(e), "a readable .onnx file", path=whom) from e
         proto = _parse(data, whom)
         folder = path.absolute().parent if folder is None else folder
     _check(proto, whom)

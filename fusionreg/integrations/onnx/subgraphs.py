@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.ir import Graph, GraphBuilder, Shape, Value
 from .adapters import Call
+from .scope import Scope
 
 if TYPE_CHECKING:
-    from .load import Importer, Scope
+    from .load import Importer
 
 
-def build(
-    importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any], source: str
-) -> tuple[list[Value], dict[str, Graph]]:
+#: Types of a node's outputs, and its bodies by attribute name.
+Typed = tuple[list[Value], dict[str, Graph]]
+
+
+def build(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any], source: str) -> Typed:
     """(types of the node's outputs, its bodies by attribute name)."""
     how = {"If": _if, "Loop": _loop, "Scan": _scan}.get(call.op)
     if how is None:
@@ -26,8 +29,6 @@ def build(
 
 
 def _body(importer: Importer, scope: Scope, graph: Any, given: Sequence[Value | None]) -> Graph:
-    from .load import Scope
-
     inner = Scope(GraphBuilder(graph.name or "body", importer.taken), scope.opsets, scope, {}, scope.arguments,
                   scope.prefix, scope.hinted, scope.calls)  # fmt: skip
     importer.interface(inner, graph, given)
@@ -49,7 +50,7 @@ def _meet(a: Value, b: Value) -> Value:
     return Value(a.name, a.dtype, dims)  # type: ignore[arg-type]
 
 
-def _if(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any]) -> tuple[list[Value], dict[str, Graph]]:
+def _if(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any]) -> Typed:
     built = {name: _body(importer, scope, graphs[name], ()) for name in ("then_branch", "else_branch")}
     one, other = built.values()
     if len(one.outputs) != len(other.outputs):
@@ -61,7 +62,7 @@ def _if(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any])
     return [_meet(a, b) for a, b in pairs], built
 
 
-def _loop(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any]) -> tuple[list[Value], dict[str, Graph]]:
+def _loop(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any]) -> Typed:
     carried = [importer.types[n] for n in call.inputs[2:]]
     head = [Value("", "int64", ()), Value("", "bool", ())]
     body, states = _stable(importer, scope, graphs["body"], head, carried, [], skip=1)
@@ -69,7 +70,7 @@ def _loop(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any
     return states + [Value(s.name, s.dtype, _stacked(s.shape, 0)) for s in scans], {"body": body}
 
 
-def _scan(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any]) -> tuple[list[Value], dict[str, Graph]]:
+def _scan(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any]) -> Typed:
     count = int(call.attrs["num_scan_inputs"])
     values = [importer.types[n] for n in call.inputs]
     carried, scanned = values[: len(values) - count], values[len(values) - count :]

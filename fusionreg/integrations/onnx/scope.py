@@ -1,0 +1,85 @@
+"""Where names of one ONNX graph live during a load, and small facts about ``onnx_ir`` objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir
+
+from ...core.errors import ModelError
+from ...core.ir import GraphBuilder
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclass
+class Scope:
+    """Where names of one ONNX graph or function body live.
+
+    Attributes:
+        builder: the graph under construction; a function's body goes into its caller's.
+        names: ONNX value → name in the graph.
+        outer: the scope around a sub-graph.
+        opsets: domain → version that nodes here are written for.
+        arguments: attributes of the function call, by parameter.
+        prefix: put before the names of values and nodes of a function's body.
+        hinted: whether names here are those that the hints are keyed by.
+    """
+
+    builder: GraphBuilder
+    opsets: Mapping[str, int]
+    outer: Scope | None = None
+    names: dict[onnx_ir.Value, str] = field(default_factory=dict)
+    arguments: Mapping[str, onnx_ir.Attr] = field(default_factory=dict)
+    prefix: str = ""
+    hinted: bool = True
+    calls: tuple[Any, ...] = ()
+
+    def find(self, value: onnx_ir.Value) -> str | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if value in scope.names:
+                return scope.names[value]
+            scope = scope.outer
+        return None
+
+
+def dtype_of(array: np.ndarray) -> str:
+    return "string" if array.dtype.kind in "OUS" else array.dtype.name
+
+
+def main_values(graph: onnx_ir.Graph) -> Iterable[onnx_ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def source_of(node: onnx_ir.Node) -> str:
+    """Where the node stands: the innermost Python line that the exporter recorded, else its name."""
+    trace = node.metadata_props.get("pkg.torch.onnx.stack_trace", "")
+    frames = _FRAME.findall(trace)
+    return ":".join(frames[-1]) if frames else node.name or node.op_type
+
+
+def in_order(graph: onnx_ir.Graph | onnx_ir.Function, whom: str) -> list[onnx_ir.Node]:
+    """The nodes in topological order (files exist that are not)."""
+    nodes = list(graph)
+    position = {n: i for i, n in enumerate(nodes)}
+    if all(position.get(p, -1) < i for i, n in enumerate(nodes) for p in _needs(n)):
+        return nodes
+    try:
+        graph.sort()
+    except ValueError as e:
+        raise ModelError("cannot import model", whom, "its nodes form a cycle", "a graph without cycles") from e
+    return list(graph)
+
+
+def _needs(node: onnx_ir.Node) -> Iterable[Any]:
+    for value in node.inputs:
+        if value is not None and value.producer() is not None:
+            yield value.producer()
