@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ OPTIONS = (
     "--device-as-default-execution-space", "--generate-line-info", "--ptxas-options=-v",
 )  # fmt: skip
 
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>", re.M)
+
 #: The device library that stands in front of every unit.
 LIBRARY = "fusionreg.cuh"
 
@@ -47,7 +50,7 @@ class KernelSource:
         options: compiler options beside ``-arch`` and ``-I``.
         arguments: the kernel's parameters in order.
         params: the tunable parameters it was rendered with.
-        headers: CUDA headers it includes.
+        headers: names that it includes with angle brackets, in branches not taken too.
         digest: SHA-256 over text, options and target.
     """
 
@@ -115,7 +118,7 @@ def render(
     digest = hashlib.sha256("\0".join((text, *options, problem.target)).encode()).hexdigest()
     return KernelSource(
         text, name, entry.spec.name, kernel.key, problem.target, options, found, FrozenDict(params),
-        tuple(prelude.headers(problem)), digest,
+        tuple(dict.fromkeys(_INCLUDE.findall(text))), digest,
     )  # fmt: skip
 
 
