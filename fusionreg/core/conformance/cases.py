@@ -1,0 +1,151 @@
+"""The cases that every kernel is tried on, derived from the spec; then the spec's own. Floor 7."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+from ..errors import SpecError
+from ..frozen import FrozenDict
+from ..spec import Case
+from . import coverage, values
+from .trial import Trial
+
+if TYPE_CHECKING:
+    from ..entries import FusionEntry, KernelEntry
+
+#: Part of every evidence digest: raise it when a change here makes old evidence say less than it claims.
+VERSION = 1
+
+Extent = Literal["quick", "all"]
+
+#: Rows beyond one per dtype that ``quick`` compiles; ``all`` covers every pair of levels.
+QUICK_ROWS = 2
+_FEW = ("small", "special")
+_QUICK_VALUES = ("special", "denormal", "positive_large", "cancel", "integers")
+_ALL_VALUES = (*_QUICK_VALUES, "nan", "inf", "large", "offset", "saturating", "zeros", "small")
+
+
+def base_axes(entry: FusionEntry) -> FrozenDict[str, int]:
+    """Distinct multiples of 16, small: what nearly every kernel accepts."""
+    return FrozenDict({axis: 16 * (i + 2) for i, axis in enumerate(entry.axes)})
+
+
+def tile_of(kernel: KernelEntry, axis: str) -> int | None:
+    """The tile extent of an axis: the kernel's param ``B<axis>`` at its default, where it has one."""
+    found = kernel.spec.params.get(f"B{axis}", (None,))[0]
+    return found if type(found) is int else None
+
+
+def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent = "all") -> tuple[Trial, ...]:
+    """Every trial of ``kernel``, names unique, grouped by compiled variant.
+
+    ``quick`` keeps one plain row per dtype and :data:`QUICK_ROWS` further rows; ``all`` covers every pair of choices,
+    dtypes, attributes and forms, and every edge. Trials that the fusion's own contract excludes are not made.
+    """
+    base = base_axes(entry)
+    quick = cases == "quick"
+    plain, further = coverage.rows(entry, kernel, base, target, QUICK_ROWS if quick else None)
+    found: list[Trial] = []
+    for row in plain:
+        tag = row.dtype
+        found += [row.with_(f"{tag}-{t.name}", axes=t.axes, leading=t.leading, values=t.values, layouts=t.layouts)
+                  for t in (*_shapes(entry, kernel, row, quick), *_values(entry, row, quick), *_layouts(entry, row, quick))]  # fmt: skip
+    for i, row in enumerate(further):
+        words = [*row.choices.values(), *(f"{k}{v}" for k, v in row.attributes.items())]
+        words += [f"{k}.{v}" for k, v in row.forms.items()] + [f"no_{n}" for n in row.absent]
+        tag = "-".join([row.dtype, *words])
+        for name in ("special",) if quick and i else _FEW:
+            found.append(row.with_(f"{tag}-{name}", axes={a: e + 8 for a, e in base.items()}, values=_every(entry, name)))
+    for case in entry.cases:
+        found += _declared(entry, case, plain, base, target)
+    return tuple(t for t in found if coverage.legal(entry, t, target))
+
+
+def _every(entry: FusionEntry, name: str) -> FrozenDict[str, str]:
+    return FrozenDict({n: name for n in entry.inputs})
+
+
+def _shapes(entry: FusionEntry, kernel: KernelEntry, row: Trial, quick: bool) -> list[Trial]:
+    """Edges of every axis alone, then of all together, and of the leading axes."""
+    base = row.axes
+    found = [row.with_("base")]
+
+    def add(name: str, axes: dict[str, int], **changes) -> None:
+        found.append(row.with_(name, axes=axes, **changes))
+
+    for axis in base:
+        tile = tile_of(kernel, axis)
+        edges = [0, 1, tile - 1, tile + 1, tile + 8] if tile else [0, 1, 33]
+        if not quick:
+            edges += [2, 3, tile, tile - 8, 2 * tile + 8] if tile else [2, 3, 31, 32, 127, 129, 255, 256, 257, 1025]
+        if tile and tile <= 64:
+            edges.append(6 * tile + 8)  # more tiles than a pipeline has stages
+        for extent in sorted({e for e in edges if e >= 0}):
+            add(f"{axis}={extent}", {axis: extent})
+    add("ones", dict.fromkeys(base, 1))
+    add("square", dict.fromkeys(base, 48))
+    add("odd", {a: (tile_of(kernel, a) or 32) + 1 for a in base})
+    add("tails", {a: (tile_of(kernel, a) or 32) + 8 for a in base})
+    if any(t.leading for t in entry.inputs.values()):
+        few = {a: 8 for a in base}
+        for leading in ((2, 3), (0,)) if quick else ((2, 3), (0,), (1,), (3, 1, 2), (3, 0)):
+            add(f"leading={'x'.join(map(str, leading))}", few, leading=leading)
+    return found
+
+
+def _values(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
+    """All inputs from one generator, then the first input alone: a NaN in every operand would leave nothing to compare."""
+    first, *rest = (n for n in entry.inputs if n not in row.absent)
+    found = []
+    for name in _QUICK_VALUES if quick else _ALL_VALUES:
+        alone = {first: name, **dict.fromkeys(rest, "ones" if name in ("cancel", "denormal") else "normal")}
+        found.append(row.with_(f"{name}-{first}", values=alone))
+        if not quick:
+            found.append(row.with_(f"{name}-all", values=_every(entry, name)))
+            found += [row.with_(f"{name}-{n}", values={n: name}) for n in rest if name in ("special", "denormal")]
+    return found
+
+
+def _layouts(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
+    """Every input in every layout, one at a time."""
+    found = []
+    for name, shape in row.shapes(entry).items():
+        layouts = ["misaligned"] + (["padded", "transposed"] if len(shape) >= 2 else [])
+        if not quick:
+            layouts += ["padded_odd", "expanded"] if len(shape) >= 2 else []
+        found += [row.with_(f"{layout}-{name}", layouts={name: layout}) for layout in layouts]
+    return found
+
+
+def _declared(
+    entry: FusionEntry, case: Case, plain: list[Trial], base: FrozenDict[str, int], target: str
+) -> list[Trial]:
+    """A case of the spec in every dtype, each input in the first form that the case's axes and attributes admit.
+
+    :class:`SpecError` when the fusion's contract admits none: a case that is silently never run proves nothing.
+    """
+    for name in case.values.values():
+        values.check(name)
+    found = []
+    several = {n: range(len(t.forms)) for n, t in entry.inputs.items() if len(t.forms) > 1 and n not in case.absent}
+    for row in plain:
+        trial = row.with_(
+            f"{row.dtype}-{case.name}",
+            axes={**base, **case.axes},
+            leading=case.batch,
+            attributes={k: v for k, v in case.attributes.items() if k in entry.spec.attributes},
+            choices={k: v for k, v in case.attributes.items() if k in entry.choices},
+            absent=case.absent,
+            values=case.values,
+        )
+        forms = [trial.forms, *(dict(zip(several, f, strict=True)) for f in product(*several.values()))]
+        fitting = (t for f in forms if coverage.legal(entry, t := trial.with_(trial.name, forms=f), target))
+        chosen = next(fitting, None)
+        if chosen is None:
+            raise SpecError(
+                "unusable case", f"{case.name!r} of {entry.name}", f"axes {dict(case.axes)}", "what the fusion's constraints admit",
+                fusion=entry.name, field="cases",
+            )  # fmt: skip
+        found.append(chosen)
+    return found

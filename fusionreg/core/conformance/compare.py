@@ -1,0 +1,147 @@
+"""The numerics contract: when an output counts as right. Floor 7.
+
+- Values: |got - exact| <= 2 E + 1 ulp of the output dtype, where ``exact`` is the pattern in float64 and E the error of
+  the unfused chain at the same dtypes. E is pooled (:func:`pooled`): a single element of the chain may be right by luck.
+- Where the chain overflowed but the exact result did not, the bound is 2 ulp.
+- Special values follow the exact result rounded once to the output dtype (``once``), or the unfused chain (``per_op``).
+- A NaN never disappears and never appears; integers and bools are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..dtypes import DType, dtype
+from .values import largest, tiny
+
+#: A pool of fewer elements says too little about the chain's error.
+POOL = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Outcome of one output: a status name and, where it failed, the worst element as a sentence."""
+
+    status: str
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    reason: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.status == "PASSED"
+
+
+def ulp(values: np.ndarray, kind: DType) -> np.ndarray:
+    """The distance between neighbouring numbers of a float dtype at each value's magnitude, in float64."""
+    magnitude = np.clip(np.abs(values.astype(np.float64)), tiny(kind), largest(kind))
+    return np.exp2(np.floor(np.log2(magnitude)) - kind.mantissa)
+
+
+def rounded(exact: np.ndarray, kind: DType) -> np.ndarray:
+    """Float64 rounded once to ``kind``, to nearest even, as float64 again."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if kind.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            return _round_direct(exact, kind)  # ml_dtypes goes through float32 and would round twice
+        return exact.astype(kind.numpy).astype(np.float64)
+
+
+def _round_direct(exact: np.ndarray, kind: DType) -> np.ndarray:
+    step = ulp(exact, kind)
+    result = np.rint(exact / step) * step
+    result = np.where(np.isfinite(exact), result, exact)
+    overflow = np.nan if kind.name == "float8_e4m3fn" else np.inf  # e4m3 has no infinity
+    return np.where(np.abs(result) > largest(kind), np.copysign(overflow, exact), result)
+
+
+def pooled(errors: Sequence[np.ndarray]) -> np.ndarray:
+    """The chain's error that each element is held against, from the error of one or more equal runs.
+
+    The largest error of the element's row (last axis) where the runs have at least :data:`POOL` elements of it, else
+    the largest anywhere. Errors that are not finite (an overflowed chain) do not count.
+    """
+    worst = np.maximum.reduce([np.where(np.isfinite(e), e, 0.0) for e in errors])
+    if worst.ndim == 0 or worst.size == 0:
+        return worst
+    if worst.shape[-1] * len(errors) >= POOL:
+        return np.broadcast_to(worst.max(axis=-1, keepdims=True), worst.shape)
+    return np.full(worst.shape, worst.max())
+
+
+def compare(
+    got: np.ndarray,
+    exact: np.ndarray,
+    chain: np.ndarray,
+    *,
+    rounding: str,
+    allowed: np.ndarray | None = None,
+    extra_ulp: float = 0.0,
+) -> Comparison:
+    """Holds a kernel's output against the reference.
+
+    Args:
+        got: what the kernel wrote.
+        exact: the pattern in float64 (integers and bools in their own dtype).
+        chain: the unfused operators at the kernel's dtypes.
+        rounding: ``once`` or ``per_op``.
+        allowed: the chain's pooled error; by default from this run alone.
+        extra_ulp: a tolerance that the spec adds, in ulp of the output dtype.
+    """
+    if got.shape != exact.shape:
+        return Comparison("INCORRECT_SHAPE", reason=f"shape {got.shape}, expected {exact.shape}")
+    if got.dtype != chain.dtype:
+        return Comparison("INCORRECT_DTYPE", reason=f"dtype {got.dtype}, expected {chain.dtype}")
+    kind = dtype(got.dtype.name)
+    if kind.kind == "c":
+        parts = [compare(f(got), f(exact), f(chain), rounding=rounding, extra_ulp=extra_ulp) for f in (np.real, np.imag)]
+        return max(parts, key=lambda c: (not c.passed, c.max_abs))
+    if kind.kind != "f":
+        wrong = got != chain
+        return _verdict(wrong, got, chain, np.abs(got.astype(np.float64) - chain.astype(np.float64)), "equal")
+    g, e, c = (a.astype(np.float64) for a in (got, exact, chain))
+    special = rounded(e, kind) if rounding == "once" else c
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(g - e)
+        bound = pooled([np.abs(c - e)]) if allowed is None else allowed
+        step = ulp(e, kind)
+        tolerance = np.where(np.isfinite(c) | ~np.isfinite(e), 2.0 * bound + step, 2.0 * step) + extra_ulp * step
+        close = error <= tolerance
+        # an infinity is right where the special value says so, or where the exact one is within the bound of overflow
+        near = np.isfinite(e) & (np.abs(e) + tolerance >= largest(kind)) & (np.sign(g) == np.sign(e))
+        infinite = np.where(np.isinf(special), (g == special) | (near & np.isfinite(g) & close), np.isinf(g) & near)
+        decided = np.isinf(special) | np.isinf(g)
+        wrong = np.where(np.isnan(special) | np.isnan(g), np.isnan(special) != np.isnan(g), ~np.where(decided, infinite, close))
+    return _verdict(wrong, g, special, np.where(np.isfinite(error), error, 0.0), "the reference", e, tolerance)
+
+
+def _verdict(
+    wrong: np.ndarray,
+    got: np.ndarray,
+    expected: np.ndarray,
+    error: np.ndarray,
+    what: str,
+    exact: np.ndarray | None = None,
+    tolerance: np.ndarray | None = None,
+) -> Comparison:
+    if not error.size:
+        return Comparison("PASSED")
+    base = np.abs(expected if exact is None else exact).astype(np.float64)
+    relative = np.divide(error, base, out=np.zeros_like(error, dtype=np.float64), where=(base > 0) & np.isfinite(base))
+    max_abs, max_rel = float(error.max()), float(relative.max())
+    if not wrong.any():
+        return Comparison("PASSED", max_abs, max_rel)
+    score = np.where(wrong, error if tolerance is None else error / np.maximum(tolerance, 1e-300), -1.0)
+    score = np.where(wrong & ~np.isfinite(got.astype(np.float64)), np.inf, score)
+    at = np.unravel_index(int(score.argmax()), wrong.shape)
+    place = f"[{', '.join(map(str, at))}]"
+    bound = f" within {float(tolerance[at]):.3g}" if tolerance is not None else ""
+    wanted = expected[at] if exact is None or not np.isfinite(float(expected[at])) else exact[at]
+    return Comparison(
+        "INCORRECT_NUMERICAL",
+        max_abs,
+        max_rel,
+        f"{int(wrong.sum())} of {wrong.size} elements differ; at {place} got {got[at]!s}, expected {wanted!s}{bound}",
+    )

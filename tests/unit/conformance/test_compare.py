@@ -1,0 +1,162 @@
+"""The numerics contract: every rule has a value that it admits and one that it refuses."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fusionreg.core.conformance.compare import compare, pooled, rounded, ulp
+from fusionreg.core.dtypes import dtype
+
+F16, BF16 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
+
+
+def judge(got, exact, chain=None, kind="float16", rounding="once", **kwargs):
+    got = np.asarray(got, dtype(kind).numpy)
+    exact = np.asarray(exact, np.float64)
+    with np.errstate(over="ignore"):
+        chain = np.asarray(exact if chain is None else chain).astype(dtype(kind).numpy)
+    return compare(got, exact, chain, rounding=rounding, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("float16", 1.0, 2.0**-10),
+        ("float16", 1.999, 2.0**-10),
+        ("float16", 2.0, 2.0**-9),
+        ("float16", 0.0, 2.0**-24),
+        ("float16", 1e-7, 2.0**-24),
+        ("float16", 1e9, 32.0),
+        ("bfloat16", 1.0, 2.0**-7),
+        ("float32", -3.0, 2.0**-22),
+        ("float32", 0.0, 2.0**-149),
+        ("float64", 1.0, 2.0**-52),
+        ("float8_e4m3fn", 1.0, 0.125),
+    ],
+)
+def test_ulp(kind, value, expected):
+    assert ulp(np.array([value]), dtype(kind))[0] == expected
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float8_e5m2"])
+def test_rounded_is_round_to_nearest_even_once(kind):
+    row = dtype(kind)
+    one = 2.0 ** -(row.mantissa + 1)  # half an ulp of 1
+    exact = np.array([1 + one, 1 + one * (1 + 2**-20), 1 + 3 * one, -1 - one, np.inf, np.nan, 0.0])
+    got = rounded(exact, row)
+    step = 2.0**-row.mantissa
+    np.testing.assert_array_equal(got, [1.0, 1 + step, 1 + 2 * step, -1.0, np.inf, np.nan, 0.0])
+
+
+def test_rounded_does_not_round_twice():
+    value = 1 + 2.0**-8 + 2.0**-30  # just above the middle of two bfloat16; as float32 it is the middle
+    assert rounded(np.array([value]), dtype("bfloat16"))[0] == 1 + 2.0**-7
+
+
+def test_rounded_overflows_to_infinity():
+    np.testing.assert_array_equal(rounded(np.array([65519.9, 65520.0, -1e9]), dtype("float16")), [65504, np.inf, -np.inf])
+    assert np.isnan(rounded(np.array([1e9]), dtype("float8_e4m3fn")))[0]
+
+
+def test_one_ulp_is_admitted_and_two_are_not():
+    assert judge([1 + 2.0**-10], [1.0]).passed
+    refused = judge([1 + 2.0**-9], [1.0])
+    assert refused.status == "INCORRECT_NUMERICAL" and "1 of 1" in refused.reason
+
+
+def test_twice_the_chains_error_is_admitted():
+    exact, chain = np.linspace(1, 2, 64)[None], np.linspace(1, 2, 64)[None].copy()
+    chain[0, 5] += 2.0**-6
+    near, far = exact.copy(), exact.copy()
+    near[0, 40] += 2.0**-5
+    far[0, 40] += 2.0**-4
+    assert judge(near, exact, chain).passed
+    assert not judge(far, exact, chain).passed
+
+
+def test_error_of_one_row_excuses_no_other_row():
+    errors = np.zeros((2, 64))
+    errors[0, 3] = 0.5
+    allowed = pooled([errors])
+    assert (allowed[0] == 0.5).all() and (allowed[1] == 0).all()
+
+
+def test_small_outputs_pool_everything_and_replicas():
+    assert pooled([np.array([[0.25], [0.0]])])[1, 0] == 0.25
+    assert pooled([np.zeros((1, 1)), np.full((1, 1), 0.5)])[0, 0] == 0.5
+    assert pooled([np.array([[np.inf, 0.125]])]).max() == 0.125
+
+
+def test_nan_neither_disappears_nor_appears():
+    assert judge([np.nan, 1], [np.nan, 1]).passed
+    assert not judge([0, 1], [np.nan, 1]).passed
+    assert not judge([1, np.nan], [1, 1]).passed
+
+
+def test_once_follows_float64_where_the_chain_overflowed():
+    assert judge([131.125], [131.072], chain=[np.inf]).passed
+    assert not judge([np.inf], [131.072], chain=[np.inf]).passed
+    assert not judge([131.75], [131.072], chain=[np.inf]).passed  # five ulp: an overflowed chain excuses two
+
+
+def test_per_op_follows_the_chain():
+    assert judge([np.inf], [131.072], chain=[np.inf], rounding="per_op").passed
+    assert not judge([131.125], [131.072], chain=[np.inf], rounding="per_op").passed
+
+
+def test_overflow_of_the_exact_result():
+    assert judge([np.inf, -np.inf], [1e6, -1e6]).passed
+    assert not judge([65504.0], [1e6]).passed
+    assert not judge([-np.inf], [1e6]).passed
+    assert judge([np.inf], [65519.0]).passed  # within an ulp of the border
+    assert not judge([np.inf], [60000.0]).passed
+
+
+def test_zeros_of_both_signs_are_equal():
+    assert judge([0.0, -0.0], [-0.0, 0.0]).passed
+
+
+def test_subnormals_may_not_be_flushed():
+    assert not judge([0.0], [2.0**-20]).passed
+    assert judge([0.0], [2.0**-25]).passed
+
+
+def test_integers_and_bools_are_equal():
+    a = np.array([1, 2, 3])
+    assert compare(a, a, a, rounding="once").passed
+    assert not compare(a + [0, 0, 1], a, a, rounding="once").passed
+    b = np.array([True, False])
+    assert not compare(~b, b, b, rounding="once").passed
+
+
+def test_shape_and_dtype():
+    a = np.zeros((2, 2), np.float32)
+    assert compare(a[:1], a, a, rounding="once").status == "INCORRECT_SHAPE"
+    assert compare(a.astype(np.float16), a, a, rounding="once").status == "INCORRECT_DTYPE"
+
+
+def test_empty_output_passes():
+    a = np.zeros((0, 4), np.float32)
+    assert compare(a, a, a, rounding="once").passed
+
+
+def test_spec_tolerance_widens_by_ulp():
+    assert not judge([1 + 3 * 2.0**-10], [1.0]).passed
+    assert judge([1 + 3 * 2.0**-10], [1.0], extra_ulp=2).passed
+
+
+def test_erf_and_tanh_gelu_are_told_apart_in_fp32():
+    from math import erf, sqrt, tanh
+
+    x = 2.70
+    exact = 0.5 * x * (1 + erf(x / sqrt(2)))
+    other = 0.5 * x * (1 + tanh(sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    assert judge([exact], [exact], kind="float32").passed
+    assert not judge([other], [exact], kind="float32").passed
+
+
+def test_worst_element_is_named():
+    refused = judge([[1, 1], [1, 9]], [[1, 1], [1, 1]])
+    assert "[1, 1]" in refused.reason and "9.0" in refused.reason and refused.max_abs == 8.0 and refused.max_rel == 8.0
