@@ -204,7 +204,7 @@ class Run:
             named_args = enumerate(zip(node.inputs, args, strict=True))
             args = [a if i in _host_inputs(spec) else scope.device(n, a) for i, (n, a) in named_args]
         base = self.host if on_host or (self.offloaded and node.op in _SHAPE_READERS) else self.compute
-        if spec.moves:
+        if spec.moves or node.op in _SHAPE_READERS:
             xp = base.with_floats("native") if base.floats == "wide" else base
         elif self.cuda and base.floats == "wide" and node.op in _NATIVE_ON_CUDA and _one_dtype(args):
             xp = base.with_floats("native")

@@ -51,6 +51,8 @@ class Backend:
     def compute_name(self, name: str) -> str:
         """The dtype that an operator computes in where the model says ``name``."""
         row = DTYPES.get(name)
+        if self.name == "torch" and name in _MISSING_IN_TORCH and self.floats != "native":
+            return "int64"
         if row is None or row.kind != "f" or self.floats == "native":
             return name
         return "float64" if self.floats == "exact" else ("float32" if row.bits < 32 else name)
@@ -189,6 +191,7 @@ def _torch_dtype(name: str) -> Any:
     return getattr(sys.modules["torch"], name)
 
 
+_MISSING_IN_TORCH = frozenset({"uint16", "uint32", "uint64"})  # it stores them, and computes next to nothing
 _VIEWS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 

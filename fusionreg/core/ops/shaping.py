@@ -336,11 +336,14 @@ def depth_to_space(xp: Any, x: Any, *, blocksize: int, mode: str) -> Any:
     return xp.ns.reshape(y, (n, depth, h * b, w * b))
 
 
-@operator("SpaceToDepth", "x", infer=_space_type(True), attributes={"blocksize": "<required>"}, moves=True)
-def space_to_depth(xp: Any, x: Any, *, blocksize: int) -> Any:
+@operator(
+    "SpaceToDepth", "x", infer=_space_type(True), attributes={"blocksize": "<required>", "mode": "DCR"}, moves=True
+)
+def space_to_depth(xp: Any, x: Any, *, blocksize: int, mode: str) -> Any:
     n, c, h, w = x.shape
     b = blocksize
-    y = xp.ns.permute_dims(xp.ns.reshape(x, (n, c, h // b, b, w // b, b)), (0, 3, 5, 1, 2, 4))
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    y = xp.ns.permute_dims(xp.ns.reshape(x, (n, c, h // b, b, w // b, b)), order)
     return xp.ns.reshape(y, (n, c * b * b, h // b, w // b))
 
 

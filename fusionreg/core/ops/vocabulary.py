@@ -14,7 +14,17 @@ from ..ir import Value
 from ..spec import REQUIRED, OpSpec
 from .inference import Type
 
-MODULES = ("elementwise", "activations", "linear", "reductions", "normalization", "shaping")
+MODULES = (
+    "elementwise",
+    "activations",
+    "linear",
+    "reductions",
+    "normalization",
+    "shaping",
+    "convolution",
+    "pooling",
+    "indexing",
+)
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 """Operators that run sub-graphs: the evaluator knows them, no :class:`OpSpec` does."""
