@@ -193,7 +193,11 @@ def environment() -> dict[str, Any]:
     """Versions and machine of this process: what a reader needs to repeat a run."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
     for name in ("fusionreg", "numpy", "torch", "onnx", "onnxruntime", "cupy-cuda13x", "nvidia-cuda-nvrtc"):
         try:
             found[name] = version(name)

@@ -1,7 +1,7 @@
 """The numerics contract: when an output counts as right. Floor 7.
 
-- Values: |got - exact| <= 2 E + 1 ulp of the output dtype, where ``exact`` is the pattern in float64 and E the error of
-  the unfused chain at the same dtypes. E is pooled (:func:`pooled`): a single element of the chain may be right by luck.
+- Values: |got - exact| <= 2 E + 1 ulp of the output dtype, where ``exact`` is the pattern in float64 and E the error
+  of the unfused chain at the same dtypes, pooled (:func:`pooled`): one element of the chain may be right by luck.
 - Where the chain overflowed but the exact result did not, the bound is 2 ulp.
 - Special values follow the exact result rounded once to the output dtype (``once``), or the unfused chain (``per_op``).
 - A NaN never disappears and never appears; integers and bools are equal.
@@ -96,7 +96,9 @@ def compare(
         return Comparison("INCORRECT_DTYPE", reason=f"dtype {got.dtype}, expected {chain.dtype}")
     kind = dtype(got.dtype.name)
     if kind.kind == "c":
-        parts = [compare(f(got), f(exact), f(chain), rounding=rounding, extra_ulp=extra_ulp) for f in (np.real, np.imag)]
+        parts = [
+            compare(f(got), f(exact), f(chain), rounding=rounding, extra_ulp=extra_ulp) for f in (np.real, np.imag)
+        ]
         return max(parts, key=lambda c: (not c.passed, c.max_abs))
     if kind.kind != "f":
         wrong = got != chain
@@ -113,7 +115,9 @@ def compare(
         near = np.isfinite(e) & (np.abs(e) + tolerance >= largest(kind)) & (np.sign(g) == np.sign(e))
         infinite = np.where(np.isinf(special), (g == special) | (near & np.isfinite(g) & close), np.isinf(g) & near)
         decided = np.isinf(special) | np.isinf(g)
-        wrong = np.where(np.isnan(special) | np.isnan(g), np.isnan(special) != np.isnan(g), ~np.where(decided, infinite, close))
+        wrong = np.where(
+            np.isnan(special) | np.isnan(g), np.isnan(special) != np.isnan(g), ~np.where(decided, infinite, close)
+        )
     return _verdict(wrong, g, special, np.where(np.isfinite(error), error, 0.0), "the reference", e, tolerance)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FusionregError
 from ..frozen import FrozenDict
-from ..problem import Tensor, bind
+from ..problem import Problem, Tensor, bind, select
 from .trial import Trial
 
 if TYPE_CHECKING:
@@ -54,50 +54,61 @@ def _row(levels: Sequence[Any], declared: Sequence[Factor], axes: FrozenDict[str
     )
 
 
-def legal(entry: FusionEntry, trial: Trial, target: str) -> bool:
-    """Whether the fusion's own contract admits the trial: shapes bind and every constraint holds."""
+def problem_of(entry: FusionEntry, trial: Trial, target: str) -> Problem | None:
+    """The trial's problem on contiguous tensors; None where the fusion's own contract excludes it."""
     tensors = {
         name: Tensor.contiguous(trial.dtype_of(entry, name), shape) for name, shape in trial.shapes(entry).items()
     }
-    open_dtypes = {k: v for k, v in trial.dtypes.items() if all(t.dtype != k for t in entry.inputs.values())}
     try:
-        bind(entry, tensors, {**trial.keywords, **open_dtypes}, target)
+        return bind(entry, tensors, {**trial.keywords, **open_dtypes(entry, trial)}, target)
     except FusionregError:
-        return False
-    return True
+        return None
+
+
+def open_dtypes(entry: FusionEntry, trial: Trial) -> dict[str, str]:
+    """Dtype variables that no input tells: a call passes them by name."""
+    told = {t.dtype for name, t in entry.inputs.items() if name not in trial.absent}
+    return {k: v for k, v in trial.dtypes.items() if k not in told}
 
 
 def rows(
     entry: FusionEntry, kernel: KernelEntry, axes: FrozenDict[str, int], target: str, limit: int | None
-) -> tuple[list[Trial], list[Trial]]:
-    """(one plain row per dtype combination, further rows that cover every pair of levels).
+) -> tuple[list[Trial], list[Trial], list[Trial]]:
+    """Combinations on contiguous tensors of extents ``axes``: (plain, further, refused).
 
-    A plain row leaves optional steps out where it can, so that nothing saturates and hides an error. The further rows
-    stop at ``limit``; kernels start at different places, so that a family covers what one kernel's few rows do not.
+    plain: one per dtype combination that the kernel accepts; it leaves optional steps out where it can, so that nothing
+    saturates and hides an error. further: more of them, until every pair of levels is covered or ``limit`` is reached;
+    kernels start at different places, so that a family covers what one kernel's few rows do not. refused: one per
+    dtype combination that the fusion has and the kernel does not accept.
     """
     declared = factors(entry)
-    everything = _levels(declared, f"{entry.name}/{kernel.name}")
-    legal_rows = [(levels, row) for levels in everything if legal(entry, row := _row(levels, declared, axes), target)]
-    turn = zlib.crc32(kernel.key.encode()) % max(len(legal_rows), 1)
-    legal_rows = legal_rows[turn:] + legal_rows[:turn]
+    accepted: list[tuple[tuple[Any, ...], Trial]] = []
+    refused: dict[tuple[Any, ...], Trial] = {}
+    for levels in _levels(declared, kernel.key):
+        row = _row(levels, declared, axes)
+        problem = problem_of(entry, row, target)
+        if problem is None:
+            continue
+        if any(c.kernel is kernel for c in select(entry, problem, pending=True).accepted):
+            accepted.append((levels, row))
+        else:
+            refused.setdefault(tuple(row.dtypes.values()), row)
+    accepted.sort(key=lambda p: tuple(p[1].dtypes.values()))  # stable
+    turn = zlib.crc32(kernel.key.encode()) % max(len(accepted), 1)
+    turned = accepted[turn:] + accepted[:turn]
+    uncovered = set().union(*(_pairs(levels) for levels, _ in accepted))
     plain: list[Trial] = []
-    seen: set[tuple[Any, ...]] = set()
-    uncovered = set().union(*(_pairs(levels) for levels, _ in legal_rows))
-    for dtypes in dict.fromkeys(tuple(r.dtypes.values()) for _, r in sorted(legal_rows, key=lambda p: str(p[1].dtypes))):
-        mine = [(levels, r) for levels, r in legal_rows if tuple(r.dtypes.values()) == dtypes]
+    for dtypes in dict.fromkeys(tuple(r.dtypes.values()) for _, r in accepted):
+        mine = [p for p in turned if tuple(p[1].dtypes.values()) == dtypes]
         levels, row = max(mine, key=lambda p: (_plainness(p[1]), len(_pairs(p[0]) & uncovered)))
         plain.append(row)
-        seen.add(levels)
         uncovered -= _pairs(levels)
     further: list[Trial] = []
     while uncovered and (limit is None or len(further) < limit):
-        levels, row = max(legal_rows, key=lambda p: len(_pairs(p[0]) & uncovered))
-        if levels in seen:
-            break
-        seen.add(levels)
+        levels, row = max(turned, key=lambda p: len(_pairs(p[0]) & uncovered))
         uncovered -= _pairs(levels)
         further.append(row)
-    return plain, further
+    return plain, further, [r for d, r in refused.items() if all(tuple(p.dtypes.values()) != d for p in plain)]
 
 
 def _plainness(row: Trial) -> int:

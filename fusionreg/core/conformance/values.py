@@ -70,7 +70,7 @@ def offset(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.
 
 
 def cancel(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
-    """Along the last axis ones, one half, then as many minus ones: sums to 0.5, and to 0 if a partial sum is rounded."""
+    """Along the last axis ones, one half, as many minus ones: sums to 0.5, and to 0 where a partial sum was rounded."""
     values = np.zeros(shape)
     if values.size:
         half = (shape[-1] - 1) // 2 if shape else 0
@@ -143,9 +143,7 @@ def generate(name: str, seed: tuple[int, ...], shape: tuple[int, ...], dtype_nam
     rng = np.random.default_rng(seed)
     if _FILL.match(name):
         values = np.full(shape, float(name))
-    elif kind.kind == "b":
-        values = rng.integers(0, 2, shape)
-    elif kind.kind in "iu" and name not in ("zeros", "ones", "integers"):
+    elif kind.kind == "b" or (kind.kind in "iu" and name not in ("zeros", "ones", "integers")):
         values = rng.integers(0, 2, shape)
     else:
         values = GENERATORS[name](rng, shape, kind)
