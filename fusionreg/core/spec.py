@@ -9,30 +9,41 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from .frozen import EMPTY, FrozenDict
 
 API = 1
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$", max_length=80)]
-Identifier = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$", max_length=60)]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
 Scalar = bool | int | float | str
 
 
 def _tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str | int) else value
+    items = value if isinstance(value, list | tuple) else (value,)
+    return tuple(str(v) if type(v) is int else v for v in items)
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
-"""One text or several."""
+_TEXT = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
+Texts = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_tuple),
+    WithJsonSchema({"anyOf": [*_TEXT["anyOf"], {"type": "array", "items": _TEXT}]}),
+]
+"""One text or several; a whole number stands for its text."""
 
 
 class Record(BaseModel):
     """What every spec record has in common: frozen, closed, documented field by field."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
+        ser_json_inf_nan="constants",  # an infinite default must survive the round trip
     )
 
 
