@@ -13,7 +13,7 @@ from .dtypes import DTYPES
 from .entries import FusionEntry
 from .errors import SpecError, UnknownNameError
 from .frozen import FrozenDict
-from .intervals import EXTENT, impossible
+from .intervals import EXTENT, Conditions
 from .pattern import AttributeName, PatternGraph, parse_pattern
 from .spec import REQUIRED, AttributeSpec, Case, FusionSpec, OpSpec
 from .tensors import TensorType, folded_axis
@@ -84,9 +84,10 @@ def environments(entry: FusionEntry, names: frozenset[str] | None = None) -> Ite
 
 def never(conditions: tuple[str, ...], entry: FusionEntry) -> str | None:
     """A condition that keeps all of them from ever holding together, None when nothing proves that there is one."""
+    parsed = Conditions(conditions)
     wrong = None
-    for env in environments(entry):
-        wrong = impossible(conditions, env)
+    for env in environments(entry, parsed.names):
+        wrong = parsed.impossible(env)
         if wrong is None:
             return None
     return wrong
@@ -193,7 +194,9 @@ def _check_bound(problems: Problems, op: str, attributes: Mapping[str, Any], spe
 def _is(value: Any, spec: AttributeSpec) -> bool:
     if spec.type == "float":
         return isinstance(value, int | float) and not isinstance(value, bool) and not isnan(value)
-    return type(value) is _TYPES[spec.type] and (spec.type != "int" or -(2**63) <= value < 2**63)
+    if type(value) is not _TYPES[spec.type]:
+        return False
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def _check_spellings(problems: Problems, entry: FusionEntry) -> None:
@@ -246,9 +249,8 @@ def check_case(problems: Problems, at: str, case: Case, entry: FusionEntry) -> N
         if name not in entry.optional:
             expected = ", ".join(sorted(entry.optional)) or "none is"
             problems.add(f"{at}.absent", f"{name!r} is not optional", f"one of the optional inputs: {expected}")
-    for name, extent in dict(case.axes).items():
-        if extent < 0:
-            problems.add(f"{at}.axes", f"{name} = {extent}", "an extent of 0 or more")
+    for axis in [a for a, extent in case.axes.items() if extent < 0]:
+        problems.add(f"{at}.axes", f"{axis} = {case.axes[axis]}", "an extent of 0 or more")
     for name, value in case.attributes.items():
         keys = entry.choices.get(name)
         attribute = spec.attributes.get(name)
@@ -259,14 +261,15 @@ def check_case(problems: Problems, at: str, case: Case, entry: FusionEntry) -> N
             problems.add(f"{at}.attributes", f"{name} = {value!r}", allowed)
     if case.batch and not any(t.leading for t in entry.tensors.values()):
         problems.add(f"{at}.batch", f"{case.batch}", "no batch: no tensor has `...`")
-    if any(extent < 0 for extent in case.batch):
+    if min(case.batch, default=0) < 0:
         problems.add(f"{at}.batch", f"{case.batch}", "extents of 0 or more")
     if not problems.found:
         fixed: dict[str, Any] = {**case.axes, **case.attributes}
         folds = folded_axis(entry.tensors)
         if folds in fixed:  # conditions see the axis with the leading extents folded in
             fixed[folds] *= prod(case.batch)
-        wrong = [impossible(spec.constraints, {**env, **fixed}) for env in environments(entry)]
+        constraints = Conditions(spec.constraints)
+        wrong = [constraints.impossible({**env, **fixed}) for env in environments(entry, constraints.names)]
         if wrong and None not in wrong:
             problems.add(at, f"the constraint {wrong[0]!r} does not hold", "a case that the fusion accepts")
 

@@ -15,7 +15,7 @@ from .check_names import Problems, Scope, check_names
 from .entries import FusionEntry, KernelEntry
 from .errors import SpecError, UnknownNameError
 from .expressions import PREDICATES, ExpressionSet
-from .intervals import Interval, evaluate, impossible
+from .intervals import Conditions, Interval, evaluate
 from .spec import KernelSpec
 from .targets import SHIPPED, TARGETS, THREADS_BLOCK, Target, accepts
 
@@ -216,38 +216,46 @@ def _check_read(problems: Problems, spec: KernelSpec, parsed: _Expressions, text
 
 def _check_reachable(problems: Problems, spec: KernelSpec, fusion: FusionEntry, targets: tuple[Target, ...]) -> None:
     """Notes when no problem on any target can choose the kernel, or no combination of params is valid."""
-    conditions = (*fusion.spec.constraints, *spec.requires)
-    reached = None
+    conditions = Conditions((*fusion.spec.constraints, *spec.requires))
+    valid = Conditions(spec.valid)
     wrong = ""
-    for env in _worlds(fusion, targets):
-        wrong = impossible(conditions, env) or ""
-        if not wrong:
-            reached = env
-            break
-    if reached is None:
+    worlds: dict[tuple[Any, ...], dict[str, Any]] = {}  # the reachable ones, one for each that `valid` can tell apart
+    told = [n for n in (*fusion.spec.dtypes, *fusion.choices, *fusion.spec.attributes) if n in valid.names]
+    for target, env in _worlds(fusion, targets, conditions.names | valid.names | {*fusion.spec.dtypes}):
+        found = conditions.impossible(env)
+        if found is None:
+            worlds.setdefault(
+                (target.features if "has" in valid.names else "", *(env[n] for n in told if n in env)), env
+            )
+        wrong = found or wrong
+    if not worlds:
         field = f"requires[{spec.requires.index(wrong)}]" if wrong in spec.requires else "requires"
         problems.add(field, f"{wrong!r} holds for no problem: the kernel is unreachable", "a condition that can be met")
         return
     unseen = {(name, value) for name, values in spec.params.items() for value in values}
     some = False
-    worlds = [env for env in islice(_worlds(fusion, targets), 256) if not impossible(conditions, env)]
-    for params in islice(_combinations(spec), MOST_COMBINATIONS):
-        if any(not impossible((*conditions, *spec.valid), {**env, **params}) for env in worlds):
+    combinations = list(islice(_combinations(spec), MOST_COMBINATIONS + 1))
+    for params in combinations[:MOST_COMBINATIONS]:
+        world = next((env for env in worlds.values() if not valid.impossible({**env, **params})), None)
+        if world is not None:
             some = True
+            _check_block(problems, spec, {**world, **params})
             unseen -= set(params.items())
-            _check_block(problems, spec, {**worlds[0], **params})
             if problems.found or not unseen:
                 return
     if not some:
         problems.add("valid", f"no combination of {', '.join(spec.params) or 'no params'} is valid", "at least one")
-    elif len(list(islice(_combinations(spec), MOST_COMBINATIONS + 1))) <= MOST_COMBINATIONS:
+    elif len(combinations) <= MOST_COMBINATIONS:
         for name, value in sorted(unseen, key=str):
             problems.add(f"params.{name}", f"{value!r} is valid in no combination", "values that can be chosen")
 
 
-def _worlds(fusion: FusionEntry, targets: tuple[Target, ...]) -> Iterator[dict[str, Any]]:
-    for target, env in product(targets, environments(fusion)):
-        yield {**env, "has": target.features.__contains__}
+def _worlds(
+    fusion: FusionEntry, targets: tuple[Target, ...], names: frozenset[str]
+) -> Iterator[tuple[Target, dict[str, Any]]]:
+    for target in targets if "has" in names else targets[:1]:
+        for env in environments(fusion, names):
+            yield target, {**env, "has": target.features.__contains__}
 
 
 def _combinations(spec: KernelSpec) -> Iterator[Mapping[str, Any]]:

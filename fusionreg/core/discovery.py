@@ -85,10 +85,14 @@ def find() -> tuple[list[Found], list[tuple[str, str]]]:
     return sorted(found, key=lambda f: (f.name, f.distribution, f.value)), broken
 
 
+class _Sections(ConfigParser):
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr  # names keep their case
+
+
 def parse_entry_points(text: str) -> Iterator[tuple[str, str]]:
     """(name, value) of our group in the text of an ``entry_points.txt``."""
-    parser = ConfigParser(delimiters=("=",), interpolation=None, strict=False)
-    parser.optionxform = str  # type: ignore[method-assign, assignment]  names keep their case
+    parser = _Sections(delimiters=("=",), interpolation=None, strict=False)
     parser.read_string(text)
     if parser.has_section(GROUP):
         yield from ((name.strip(), value.strip()) for name, value in parser.items(GROUP))
@@ -97,12 +101,11 @@ def parse_entry_points(text: str) -> Iterator[tuple[str, str]]:
 def _identity(dist: Distribution) -> tuple[str, str]:
     """Name and version; the folder's name where the metadata is missing."""
     try:
-        meta = dist.metadata
-        name, version = meta["Name"], meta["Version"]
+        name, version = str(dist.metadata["Name"] or ""), str(dist.metadata["Version"] or "")
     except Exception:
-        name = version = None
+        name = version = ""
     if name:
-        return str(name), str(version or "")
+        return name, version
     stem = Path(str(getattr(dist, "_path", "unknown"))).stem.partition("-")
     return stem[0] or "unknown", stem[2]
 

@@ -50,16 +50,35 @@ def comparisons(text: str) -> Iterator[tuple[str, str]]:
                 yield from ((name, w.value) for w in words if isinstance(w, ast.Constant) and isinstance(w.value, str))
 
 
-def impossible(conditions: Sequence[str], env: Mapping[str, Any]) -> str | None:
-    """The first condition that cannot hold together with those before it, None when nothing proves that one cannot."""
-    known = dict(env)
-    residues: dict[str, list[tuple[int, int]]] = {}
-    for _ in range(2):  # a later condition may narrow what an earlier one reads
-        for text in conditions:
-            for atom in _atoms(ast.parse(text.strip(), mode="eval").body):
+class Conditions:
+    """Conditions that must hold together, parsed once.
+
+    Attributes:
+        names: every variable and predicate that they read.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        trees = [(text, ast.parse(text.strip(), mode="eval").body) for text in texts]
+        self._atoms = [(text, atom) for text, tree in trees for atom in _atoms(tree)]
+        self.names = frozenset(n.id for _, tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name))
+
+    def impossible(self, env: Mapping[str, Any]) -> str | None:
+        """The first that cannot hold together with those before it, None when nothing proves that one cannot."""
+        known = dict(env)
+        residues: dict[str, list[tuple[int, int]]] = {}
+        while True:
+            before = dict(known)
+            for text, atom in self._atoms:
                 if _truth(_value(atom, known)) is False or not _narrow(atom, known) or not _residue(atom, residues):
                     return text
-    return None
+            # what a later one narrowed may rule out an earlier one; bounds only ever shrink to literals of the texts
+            if known == before:
+                return None
+
+
+def impossible(conditions: Sequence[str], env: Mapping[str, Any]) -> str | None:
+    """:meth:`Conditions.impossible`, for a single use."""
+    return Conditions(conditions).impossible(env)
 
 
 def _atoms(node: ast.expr) -> Iterator[ast.expr]:

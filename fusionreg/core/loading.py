@@ -163,7 +163,7 @@ class Loader:
             return []
         try:
             answers = [a for a in plugin.ask(hook, **arguments) if a is not None]
-            items = []
+            items: list[Any] = []
             for answer in answers:
                 if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
                     raise TypeError(f"{hook} answered with {type(answer).__name__}, not with a list of {kind.__name__}")

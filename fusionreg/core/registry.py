@@ -98,7 +98,7 @@ class Catalog:
 
     def plugin_rows(self) -> list[dict[str, Any]]:
         """Every plugin and every failure, as ``fusionreg plugins --json`` prints them, by plugin."""
-        rows = [dict(row_of(r)) for r in (*self.plugins, *self.failures)]
+        rows = [dict(row_of(p)) for p in self.plugins] + [dict(row_of(f)) for f in self.failures]
         return sorted(rows, key=lambda r: (r["name"], r["status"] == "failed", r["reason"]))
 
     def __repr__(self) -> str:
