@@ -205,7 +205,7 @@ class OpSpec(Record):
     moves: bool = False
     """Whether it only moves, repeats or selects elements: any dtype passes through unchanged, nothing is rounded."""
     host: tuple[str, ...] = ()
-    """Inputs that the meaning reads as integers on the host (shapes, axes, pads): they need not be on the device."""
+    """Inputs handed over as they are, wherever they are: shapes, axes and the like, read as integers on the host."""
     cuda: str = ""
     """A CUDA expression over the input names in float, for generated point-wise functions; empty when it has none."""
     summary: str = ""

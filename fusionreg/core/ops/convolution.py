@@ -168,7 +168,7 @@ def _transposed_pads(
             if not isinstance(whole, int) or not isinstance(out, int):
                 found.append((out, (None, None)))
                 continue
-            total = max(0, whole - out)
+            total = whole - out  # negative where zeros are added
             small, large = total // 2, total - total // 2
             found.append((out, (small, large) if mode == "SAME_UPPER" else (large, small)))
         else:
