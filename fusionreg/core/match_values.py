@@ -28,7 +28,7 @@ def normal(op: str, name: str, value: Any, rank: int | None) -> Any:
     if isinstance(value, list):
         value = tuple(value)
     if rank is not None:
-        if name == "perm" and op == "Transpose" and value is None:
+        if name == "perm" and op == "Transpose" and not value:
             return tuple(range(rank))[::-1]
         if name == "axis" and isinstance(value, int) and op not in _OUTPUT_AXIS:
             return value - rank if 0 <= value < rank else value

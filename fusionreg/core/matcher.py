@@ -8,6 +8,7 @@ fusion is reported; smaller ones remain where an exposed value rules the larger 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, Protocol
 
 from .errors import ArgumentError, FusionregError
@@ -18,7 +19,7 @@ from .legality import Legality, Violation
 from .match import Bindings, FailedMatch, Match, Matches
 from .match_program import PatternIndex
 from .pattern_graph import Literal, PatternGraph
-from .search import Search, View, match_pattern, scan
+from .search import VAGUE, Search, View, match_pattern, scan
 from .spec import FusionSpec, OpSpec
 from .tensors import Bound, TensorType, bind
 
@@ -211,10 +212,10 @@ class Checker:
         if not self.constraints:
             return ()
         axes: dict[str, Dim] = dict(bound.axes)
-        if bound.folds and all(isinstance(d, int) for d in (axes[bound.folds], *bound.leading)):
-            axes = dict(bound.folded)
-        elif bound.folds and bound.leading:
-            axes[bound.folds] = " × ".join(map(str, (*bound.leading, axes[bound.folds])))
+        if bound.folds and bound.leading:
+            rows = (*bound.leading, axes[bound.folds])
+            known = all(isinstance(d, int) for d in rows)
+            axes[bound.folds] = prod(rows) if known else " × ".join(map(str, rows))
         symbolic = {k for k, v in axes.items() if isinstance(v, str)}
         env = {**axes, **env, **self._predicates(bound, axes)}
         guards = []
@@ -307,7 +308,9 @@ def _everything(view: View, index: PatternIndex) -> Iterable[tuple[Node, int, in
 
 def _recorder(near: dict[tuple[int, int], FailedMatch], key: tuple[int, int], fusion: str, root: Node) -> Any:
     def fail(depth: int, clause: str, node: Node, found: str, expected: str) -> None:
-        if key not in near or depth > near[key].depth:
+        known = near.get(key)
+        vague = known is not None and known.clause in VAGUE and clause not in VAGUE
+        if known is None or depth > known.depth or (depth == known.depth and vague):
             near[key] = FailedMatch(fusion, root.name, depth, clause, node.name, node.source, found, expected)
 
     return fail

@@ -9,12 +9,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .errors import GraphError
+from .dtypes import dtype
+from .errors import FusionregError, GraphError
+from .evaluate import evaluate
 from .frozen import EMPTY, FrozenDict
 from .ir import FUSED, Graph, Node, Value
-from .legality import hazards, mutated
+from .legality import aliases, hazards, mutated
+from .ops import Vocabulary, complete, numpy_backend
 
 if TYPE_CHECKING:
     from .matcher import Match
@@ -188,6 +192,71 @@ def eliminate_dead(graph: Graph) -> Graph:
                 needed |= n.captures
             kept.append(n)
     return _pruned(graph if len(kept) == len(graph.nodes) else graph.with_(nodes=tuple(reversed(kept))))
+
+
+def fold_constants(graph: Graph, ops: Vocabulary, limit: int = 16 << 20) -> Graph:
+    """With every node evaluated whose operands are constants, and every ``Shape`` and ``Size`` of static extents.
+
+    Left alone: what reads an overridable constant, draws random numbers (it has a ``seed``), has sub-graphs, touches
+    memory that something writes in place, writes a graph output, fails, or makes more than ``limit`` bytes beyond what
+    it reads. Values are those of the unfused chain: rounded to each result's dtype.
+    """
+    known = {n: a for n, a in graph.constants.items() if n not in graph.overridable}
+    group = aliases(graph) if _impure(graph) else {}
+    impure = {group.get(v, v) for n in graph.nodes for v in mutated(n)}
+    values, kept = dict(graph.values), []
+    for n in graph.nodes:
+        pinned = any(o in graph.output_names or group.get(o, o) in impure for o in n.outputs)
+        found = (
+            None if pinned or any(group.get(i, i) in impure for i in n.inputs) else _fold(n, values, known, ops, limit)
+        )
+        if found is None:
+            kept.append(n)
+            continue
+        known.update(found)
+        values.update((k, Value(k, values[k].dtype, tuple(a.shape))) for k, a in found.items())
+    if len(kept) == len(graph.nodes):
+        return graph
+    constants: FrozenDict[str, Any] = FrozenDict({**graph.constants, **known})
+    return _pruned(graph.with_(nodes=tuple(kept), values=FrozenDict(values), constants=constants))
+
+
+def _fold(
+    n: Node, values: Mapping[str, Value], known: Mapping[str, Any], ops: Vocabulary, limit: int
+) -> dict[str, Any] | None:
+    """The node's results by name, None where it is to stay."""
+    if n.op not in ops or n.graphs or n.mutates or "seed" in ops[n.op].attributes:
+        return None
+    names = [o for o in n.outputs if o]
+    if n.op in ("Shape", "Size") and n.inputs[0] not in known:
+        import numpy as np
+
+        shape = values[n.inputs[0]].shape
+        part = None if shape is None else shape[slice(n.attrs.get("start", 0), n.attrs.get("end"))]
+        if part is None or any(isinstance(d, str) for d in part):
+            return None
+        extents = np.array(part, dtype="int64")
+        return {names[0]: extents if n.op == "Shape" else np.asarray(extents.prod(dtype="int64"))}
+    if any(i and i not in known for i in n.inputs):
+        return None
+    constants: dict[str, Any] = {i: known[i] for i in n.inputs if i}
+    try:
+        spec = ops[n.op]
+        given = [values[i] if i else None for i in n.inputs]
+        at = {k: constants[i] for k, i in enumerate(n.inputs) if i}
+        inferred = spec.infer(given, complete(spec, n.attrs), at)
+        grown = -sum(a.nbytes for a in constants.values())
+        for kind, shape in inferred[: len(n.outputs)]:
+            if shape is None or any(not isinstance(d, int) for d in shape):
+                return None
+            grown += dtype(kind).bytes * prod(shape)
+        if grown > limit:
+            return None
+        types: FrozenDict[str, Value] = FrozenDict({v: values[v] for v in (*constants, *names)})
+        alone = Graph(n.name, (), tuple(names), (n,), types, FrozenDict(constants))
+        return evaluate(alone, {}, ops=ops, backend=numpy_backend())
+    except (FusionregError, ValueError, IndexError):
+        return None
 
 
 def _pruned(graph: Graph) -> Graph:

@@ -27,6 +27,9 @@ CHOICE = "the choice"
 PRODUCED = "the operand is computed"
 BUDGET = "the search ends"
 
+#: Clauses that say less than any other that fails at the same depth.
+VAGUE = frozenset({OPERATOR, PRODUCED, SAME_VALUE})
+
 #: Nodes that one search tries before it gives up: only large symmetric patterns over many alike values get there.
 MAX_TRIALS = 20_000
 
@@ -122,10 +125,13 @@ class Search:
         if self.state[operand.step] is not None:
             return
         producer = self.view.producers.get(value)
-        if producer is None:
-            self._failed(PRODUCED, reader, f"{value or 'nothing'} is made by no node", _names(step))
-        elif producer.op not in step.by_op:
-            self._failed(OPERATOR, producer, producer.op, _names(step))
+        if producer is None or producer.op not in step.by_op:
+            if step.optional:  # what comes after it says what is missing
+                pass
+            elif producer is None:
+                self._failed(PRODUCED, reader, f"{value or 'nothing'} is made by no node", _names(step))
+            else:
+                self._failed(OPERATOR, producer, producer.op, _names(step))
         elif operand.index >= len(producer.outputs) or producer.outputs[operand.index] != value:
             self._failed(OPERATOR, producer, f"{value} is another output of {producer.op}", f"output {operand.index}")
         elif not self._exposed(key, value, producer):
