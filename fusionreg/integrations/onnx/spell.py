@@ -107,7 +107,7 @@ def value_info(graph: Graph, name: str) -> onnx.ValueInfoProto:
 def tensor_proto(array: np.ndarray, kind: str, name: str) -> onnx.TensorProto:
     """An array as a named tensor; 8- and 16-bit floats keep their bits."""
     if kind == "string":
-        return onnx.helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, [str(s) for s in array.reshape(-1)])
+        return onnx.helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, list(map(str, array.reshape(-1))))
     if kind in DTYPES:
         proto = onnx.TensorProto(name=name, data_type=DTYPES[kind].onnx, dims=array.shape)
         little = array if array.dtype.byteorder in "<=|" else array.astype(array.dtype.newbyteorder("<"))
@@ -148,7 +148,7 @@ def _onnx_attributes(node: Node, schema: Any) -> list[onnx.AttributeProto]:
         elif kind == kinds.INT:
             value = int(value)
         elif kind in (kinds.INTS, kinds.FLOATS):
-            value = [(int if kind == kinds.INTS else float)(v) for v in value]
+            value = [int(v) for v in value] if kind == kinds.INTS else [float(v) for v in value]
         code = None if kind is None else onnx.AttributeProto.AttributeType.Value(kind.name)
         found.append(onnx.helper.make_attribute(name, value, attr_type=code))
     return found

@@ -18,6 +18,9 @@ from ...core.ops.inference import broadcast, product, quotient
 #: Longest tensor that is followed: no shape is longer.
 _LONGEST = 64
 
+#: No axis is this long: a slice to here is a slice to the end.
+_END = 10**9
+
 
 @dataclass(frozen=True, slots=True)
 class Extents:
@@ -51,7 +54,9 @@ def follow(
 def target(
     op: str, inputs: Sequence[Extents | None], types: Sequence[Value | None], attrs: Mapping[str, Any]
 ) -> tuple[Dim | None, ...] | None:
-    """Shape of the first output of an operator that takes its shape as an operand; None when it is not followed."""
+    """Shape of the first output of an operator that takes it, or part of it, as an operand; None when not followed."""
+    if op == "Slice":
+        return _sliced(inputs, types[0])
     index = 0 if op == "ConstantOfShape" else 1
     if op not in ("Reshape", "Expand", "ConstantOfShape") or len(inputs) <= index or inputs[index] is None:
         return None
@@ -62,6 +67,25 @@ def target(
     if op == "Expand":
         return None if shape is None else broadcast(shape, tuple(wanted))
     return _reshaped(shape, wanted, bool(attrs.get("allowzero", 0)))
+
+
+def _sliced(inputs: Sequence[Extents | None], x: Value | None) -> tuple[Dim | None, ...] | None:
+    """A named axis keeps its name where the whole of it is taken; "to the end" has many spellings (tf2onnx: 10⁹)."""
+    if x is None or x.shape is None or any(o is None for o in inputs[1:]):
+        return None
+    starts, ends, *rest = (o.items for o in inputs[1:] if o is not None)
+    axes = rest[0] if rest else tuple(range(len(starts)))
+    steps = rest[1] if len(rest) > 1 else (1,) * len(starts)
+    dims: list[Dim | None] = list(x.shape)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=False):
+        if not (isinstance(start, int) and isinstance(end, int) and isinstance(axis, int) and isinstance(step, int)):
+            return None
+        extent = dims[axis]
+        if isinstance(extent, int):
+            dims[axis] = len(range(extent)[start:end:step])
+        elif not (start == 0 and end >= _END and step == 1):
+            dims[axis] = None
+    return tuple(dims)
 
 
 def _reshaped(shape: Shape | None, wanted: Sequence[Any], allowzero: bool) -> tuple[Dim | None, ...] | None:

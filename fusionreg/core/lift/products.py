@@ -1,0 +1,89 @@
+"""Matrix products: Gemm into its parts, Transposes into MatMul's flags. Floor 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..dtypes import dtype
+from .engine import Rule
+from .site import Site, floats
+
+
+def _swaps_last(operand: str, flag: str) -> Any:
+    """The flag toggled, where a Transpose swaps exactly the last two axes. An identity permutation toggles nothing."""
+
+    def derive(site: Site) -> Mapping[str, Any] | None:
+        rank, perm = site.rank(operand), site.attribute("perm")
+        if rank is None or rank < 2:
+            return None
+        perm = tuple(range(rank))[::-1] if perm is None else tuple(p % rank for p in perm)
+        if perm != (*range(rank - 2), rank - 1, rank - 2):
+            return None
+        return {flag: 1 - int(site.attribute(flag))}
+
+    return derive
+
+
+#: Transposes into MatMul; run before constants are folded, so that a weight stays as the model stores it.
+TRANSPOSES: tuple[Rule, ...] = (
+    Rule(
+        "transpose_a",
+        "y = MatMul(Transpose(a, perm=perm), b, transA=transA, transB=transB)",
+        "y = MatMul(a, b, transA=transA, transB=transB)",
+        (),
+        _swaps_last("a", "transA"),
+        shared=True,
+    ),
+    Rule(
+        "transpose_b",
+        "y = MatMul(a, Transpose(b, perm=perm), transA=transA, transB=transB)",
+        "y = MatMul(a, b, transA=transA, transB=transB)",
+        (),
+        _swaps_last("b", "transB"),
+        shared=True,
+    ),
+)
+
+
+def _factors(site: Site) -> Mapping[str, Any]:
+    """alpha and beta as constants of the product's dtype."""
+    import numpy as np
+
+    kind = dtype(site.value("a").dtype).numpy
+    return {
+        f"{name}_": np.asarray(site.attribute(name)).astype(kind)
+        for name in ("alpha", "beta")
+        if name in site.found.attributes
+    }
+
+
+_FLAGS = "transA=transA, transB=transB"
+_PRODUCT = f"MatMul(a, b, {_FLAGS})"
+
+GEMM: tuple[Rule, ...] = (
+    Rule("gemm", f"y = Gemm(a, b, beta=beta, {_FLAGS})", f"y = {_PRODUCT}", (floats("a", "b"),)),
+    Rule("gemm", f"y = Gemm(a, b, c, beta=0.0, {_FLAGS})", f"y = {_PRODUCT}", (floats("a", "b"),)),
+    Rule("gemm", f"y = Gemm(a, b, c, {_FLAGS})", f"y = Add({_PRODUCT}, c)", (floats("a", "b", "c"),)),
+    Rule(
+        "gemm",
+        f"y = Gemm(a, b, alpha=alpha, beta=beta, {_FLAGS})",
+        f"y = Mul({_PRODUCT}, alpha_)",
+        (floats("a", "b"),),
+        _factors,
+    ),
+    Rule(
+        "gemm",
+        f"y = Gemm(a, b, c, alpha=alpha, beta=0.0, {_FLAGS})",
+        f"y = Mul({_PRODUCT}, alpha_)",
+        (floats("a", "b"),),
+        _factors,
+    ),
+    Rule(
+        "gemm",
+        f"y = Gemm(a, b, c, alpha=alpha, beta=beta, {_FLAGS})",
+        f"y = Add(Mul({_PRODUCT}, alpha_), Mul(c, beta_))",
+        (floats("a", "b", "c"),),
+        _factors,
+    ),
+)
