@@ -1,0 +1,125 @@
+"""One call, looked at closely: the slow path that runs once per layout. Floor 6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentError
+from ..problem import Tensor
+from .libraries import Library, Place, library_of, overlapping, self_overlapping, unknown_array
+
+if TYPE_CHECKING:
+    from ..registry import FusionEntry
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arrays of a call, checked: one library, one place, every one fit for a kernel.
+
+    Attributes:
+        arrays: input name → array, absent ones missing.
+        tensors: the same, and the caller's own outputs, as tensors.
+        library, place: of all of them.
+        wants_grad: whether an input asks for a gradient.
+    """
+
+    arrays: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    library: Library
+    place: Place
+    wants_grad: bool
+
+
+def look_at(entry: FusionEntry, arrays: Sequence[Any], out: Sequence[Any] | None) -> Call:
+    """Checks what does not depend on shapes; :class:`ArgumentError` otherwise."""
+    fusion, names = entry.spec.name, tuple(entry.inputs)
+    if len(arrays) > len(names):
+        raise _wrong(fusion, f"{len(arrays)} arrays", f"at most {len(names)}: {', '.join(names)}")
+    if out is not None and len(out) != len(entry.outputs):
+        raise _wrong(fusion, f"{len(out)} arrays in out=", f"{len(entry.outputs)}: {', '.join(entry.outputs)}")
+    given = {name: a for name, a in zip(names, arrays, strict=False) if a is not None}
+    if not given:
+        raise _wrong(fusion, "no array", f"arrays for {', '.join(names)}")
+    outputs = dict(zip(entry.outputs, out or (), strict=False))
+    everything = {**given, **outputs}
+    first = next(iter(given))
+    library: Library | None = None
+    for name, array in everything.items():
+        found = library_of(type(array))
+        if found is None:
+            raise unknown_array(fusion, name, array)
+        if library is not None and found is not library:
+            raise _wrong(
+                fusion, f"{name} is a {found.name} array", f"a {library.name} array, as {first} is", tensor=name
+            )
+        library = found
+        unfit = found.unfit(array)
+        if unfit:
+            raise _wrong(fusion, f"{name} cannot be passed: {unfit}", "a plain dense array", tensor=name)
+    assert library is not None
+    place = _place(entry, everything, library)
+    wants_grad = any(library.wants_grad(a) for a in given.values())
+    if wants_grad and library.grad_enabled():
+        raise no_backward(fusion)
+    tensors = {name: library.tensor(a) for name, a in everything.items()}
+    _check_outputs(fusion, outputs, everything, tensors, library)
+    return Call(given, tensors, library, place, wants_grad)
+
+
+def no_backward(fusion: str) -> ArgumentError:
+    return ArgumentError(
+        "cannot call", fusion, "an input requires a gradient", "inputs without one: the kernel has no backward",
+        "Call it under torch.no_grad(), or pass x.detach()", fusion=fusion,
+    )  # fmt: skip
+
+
+def _place(entry: FusionEntry, everything: Mapping[str, Any], library: Library) -> Place:
+    """The one place of all arrays; inputs declared for another memory space must be there instead."""
+    fusion, seen = entry.spec.name, None
+    for name, array in everything.items():
+        declared = entry.inputs[name].space if name in entry.inputs else "device"
+        if declared != "device":
+            if library.space(array) != declared:
+                raise _wrong(fusion, f"{name} is not in {declared} memory", f"{declared} memory", tensor=name)
+            continue
+        place = library.place(array)
+        if seen is not None and place != seen[1]:
+            raise _wrong(fusion, f"{name} is on {place}", f"{seen[1]}, as {seen[0]} is", tensor=name, device=str(place))
+        seen = seen or (name, place)
+    return seen[1] if seen else library.place(next(iter(everything.values())))
+
+
+def _check_outputs(
+    fusion: str,
+    outputs: Mapping[str, Any],
+    everything: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    library: Library,
+) -> None:
+    for name in outputs:
+        if self_overlapping(tensors[name]):
+            raise _wrong(
+                fusion, f"output {name} overlaps itself (strides {tensors[name].strides})", "memory of its own"
+            )
+    check_overlap(fusion, everything, tensors, set(outputs), library)
+
+
+def check_overlap(
+    fusion: str, arrays: Mapping[str, Any], tensors: Mapping[str, Tensor], outputs: set[str], library: Library
+) -> None:
+    """:class:`ArgumentError` when an output of the caller's shares memory with another array of the call."""
+    if outputs:
+        found = overlapping([(n, library.pointer(a), tensors[n]) for n, a in arrays.items()], outputs)
+        if found:
+            raise _wrong(
+                fusion, f"{found[0]} and {found[1]} overlap", "outputs with memory of their own", tensor=found[1]
+            )
+
+
+def _wrong(fusion: str, found: str, expected: str, **facts: object) -> ArgumentError:
+    facts.setdefault("fusion", fusion)
+    error = ArgumentError("cannot call", fusion, found, expected)
+    error.facts.update(facts)
+    return error

@@ -1,0 +1,340 @@
+"""The runtime: a call finds its prepared launch by exact layout; the first call of a layout prepares it. Floor 6."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+from ..cache import Cache
+from ..errors import ArgumentError, FusionregError, LaunchError
+from ..evaluate import Evaluator
+from ..frozen import EMPTY, FrozenDict
+from ..pattern import instantiate
+from ..problem import Candidate, Problem, Refusal, Selection, bind, select
+from .bound import Bound
+from .call import Call, check_overlap, look_at, no_backward
+from .driver import driver
+from .kernels import Kernels, device_target
+from .launch import Allocation, Densified, GpuLaunch, Nothing, Prepared, SimulatorLaunch, Unfused, argument_values
+from .libraries import library_of
+from .preview import preview
+
+if TYPE_CHECKING:
+    from ..match import Match
+    from ..registry import Catalog, FusionEntry
+
+#: The architecture that the simulator stands in for: it executes what a Hopper kernel may use.
+SIMULATED = "sm_90a"
+
+#: Prepared launches kept; the oldest make room.
+_KEPT = 4096
+
+
+class FallbackWarning(UserWarning):
+    """No kernel accepted a call; its operators ran unfused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one call gave, and how.
+
+    Attributes:
+        outputs: arrays in the spec's order.
+        kernel: ``fusion/kernel``; "" when the operators ran unfused.
+        reason: why they did.
+    """
+
+    outputs: tuple[Any, ...]
+    kernel: str
+    reason: str = ""
+
+
+class Runtime:
+    """Runs fusions on arrays.
+
+    Args:
+        catalog: the loaded fusions.
+        device: ``auto`` (GPU arrays on their GPU, CPU arrays in the simulator), ``sim`` or ``cuda`` (that alone).
+        cache: where compiled kernels are kept; None opens the default one at first need.
+        checks: what the simulator checks (``simulator.Checks``); None is its default.
+        measured: kernel key → seconds, where somebody measured; those kernels are tried first.
+        tuned: kernel key → parameters found best.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        device: str = "auto",
+        cache: Cache | None = None,
+        checks: Any = None,
+        *,
+        measured: Mapping[str, float] = EMPTY,
+        tuned: Mapping[str, Mapping[str, Any]] = EMPTY,
+    ) -> None:
+        if device not in ("auto", "sim", "cuda"):
+            raise ArgumentError("cannot run", "calls", f"device {device!r}", "auto, sim or cuda")
+        self.catalog, self.device, self.checks = catalog, device, checks
+        self.measured, self.tuned = measured, tuned
+        self._given_cache = cache
+        self.kernels = Kernels(self._cache, lambda code: catalog.hook("kernel_compiled", code=code))
+        self._prepared: dict[Any, Prepared] = {}
+        self._layouts: dict[type, Callable[[Any], Any]] = {}
+        self._warned: set[tuple[str, str]] = set()
+        self._fallbacks: dict[str, str] = {}
+        self._lock = RLock()
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def call(self, fusion: str, *arrays: Any, out: Any = None, **attributes: Any) -> Any:
+        """Runs ``fusion`` on ``arrays`` (the spec's order, None for an absent one) on the caller's stream and device.
+
+        Args:
+            out: the caller's own output, or a tuple of them; by default new ones from the caller's allocator.
+            attributes: attributes and choices by name.
+
+        Returns: the output, or a tuple of several.
+        Raises: :class:`ArgumentError`, :class:`UnknownNameError`, :class:`LaunchError`, :class:`CompileError`.
+        """
+        if out is not None:
+            return _unpacked(self._into(fusion, arrays, out, attributes)[1])
+        prepared = self._find(fusion, arrays, attributes)
+        found = prepared.run(arrays, prepared.outputs())
+        return found[0] if len(found) == 1 else found
+
+    def bind(self, fusion: str, *arrays: Any, out: Any = None, **attributes: Any) -> Bound:
+        """A handle that launches again on these very arrays and outputs; the outputs are filled once before it returns.
+
+        Its arrays must stay as they are; it follows the caller's current stream and can be captured into a CUDA graph.
+        """
+        if out is not None:
+            prepared, outputs = self._into(fusion, arrays, out, attributes)
+        else:
+            prepared = self._find(fusion, arrays, attributes)
+            outputs = prepared.run(arrays, prepared.outputs())
+        return Bound(fusion, prepared, arrays, outputs)
+
+    def execute(self, fusion: str, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> Outcome:
+        """A site of a model: like :meth:`call`, but an input with unfit strides is copied rather than left unfused."""
+        prepared = self._find(fusion, tuple(arrays), attributes, densify=True)
+        return Outcome(prepared.run(arrays, prepared.outputs()), prepared.kernel, prepared.reason)
+
+    def refusal(self, match: Match) -> str | None:
+        """Why no kernel would accept this site, or None when one would (as far as symbolic extents let one tell)."""
+        entry = self.catalog[match.fusion]
+        try:
+            problem = preview(entry, match, self._preview_target())
+        except FusionregError as e:
+            return str(e)
+        selection = self._select(entry, problem, simulated=self.device == "sim")
+        return None if selection or problem.empty else selection.reason
+
+    @property
+    def kernels_used(self) -> FrozenDict[str, int]:
+        """``fusion/kernel`` → calls so far."""
+        counts: dict[str, int] = {}
+        for prepared in list(self._prepared.values()):
+            if prepared.kernel and prepared.calls:
+                counts[prepared.kernel] = counts.get(prepared.kernel, 0) + prepared.calls
+        return FrozenDict(counts)
+
+    @property
+    def fallbacks(self) -> FrozenDict[str, str]:
+        """Fusion → why its operators last ran unfused."""
+        return FrozenDict(self._fallbacks)
+
+    # ---- finding the prepared launch --------------------------------------------------------------------------------
+
+    def _find(
+        self, fusion: str, arrays: tuple[Any, ...], attributes: Mapping[str, Any], densify: bool = False
+    ) -> Prepared:
+        layouts = self._layouts
+        key: Any
+        try:
+            layout = [None if a is None else layouts[a.__class__](a) for a in arrays]
+            key = (fusion, densify, *layout, _attributes_key(attributes)) if attributes else (fusion, densify, *layout)
+            prepared = self._prepared[key]
+        except Exception:  # unknown layout, unknown library, or an array that does not even tell its layout
+            prepared, key = self._prepare(fusion, arrays, attributes, densify)
+        if prepared.guard_grad and _grad_enabled(arrays):
+            raise no_backward(fusion)
+        return prepared
+
+    def _prepare(
+        self, fusion: str, arrays: tuple[Any, ...], attributes: Mapping[str, Any], densify: bool
+    ) -> tuple[Prepared, Any]:
+        entry = self.catalog[fusion]
+        call = look_at(entry, arrays, None)
+        with self._lock:
+            for a in call.arrays.values():
+                self._layouts.setdefault(type(a), call.library.layout)
+            layout = [None if a is None else self._layouts[type(a)](a) for a in arrays]
+            key = (fusion, densify, *layout, _attributes_key(attributes)) if attributes else (fusion, densify, *layout)
+            if key in self._prepared:
+                return self._prepared[key], key
+            prepared = self._make(entry, call, attributes, densify)
+            prepared.guard_grad = call.wants_grad
+            while len(self._prepared) >= _KEPT:
+                self._prepared.pop(next(iter(self._prepared)))
+            self._prepared[key] = prepared
+        return prepared, key
+
+    def _into(
+        self, fusion: str, arrays: tuple[Any, ...], out: Any, attributes: Mapping[str, Any]
+    ) -> tuple[Prepared, tuple[Any, ...]]:
+        """A call into the caller's own outputs: their layout is in the key, their addresses are checked each time."""
+        entry = self.catalog[fusion]
+        outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
+        call = look_at(entry, arrays, outputs)
+        named = {**call.arrays, **dict(zip(entry.outputs, outputs, strict=True))}
+        check_overlap(fusion, named, call.tensors, set(entry.outputs), call.library)
+        layout = [None if a is None else call.library.layout(a) for a in (*arrays, *outputs)]
+        key = (fusion, "out", *layout, _attributes_key(attributes))
+        with self._lock:
+            if key not in self._prepared:
+                self._prepared[key] = self._make(entry, call, attributes, False)
+        prepared = self._prepared[key]
+        return prepared, prepared.run(arrays, outputs)
+
+    # ---- preparing --------------------------------------------------------------------------------------------------
+
+    def _make(self, entry: FusionEntry, call: Call, attributes: Mapping[str, Any], densify: bool) -> Prepared:
+        on_gpu = call.place.kind == "cuda"
+        self._check_device(entry, call, on_gpu)
+        target = device_target(call.place.ordinal) if on_gpu else SIMULATED
+        problem = bind(entry, call.tensors, attributes, target)
+        if problem.empty:
+            return Nothing("", Allocation(call.library, call.place, problem))
+        selection = self._select(entry, problem, simulated=not on_gpu)
+        if not selection and densify:
+            dense = [n for n in call.arrays if not call.tensors[n].is_contiguous]
+            if dense:
+                return self._densified(entry, call, attributes, dense)
+        if not selection:
+            return self._unfused(entry, call, problem, selection)
+        candidate = selection.accepted[0]
+        return (
+            self._gpu(entry, call, problem, candidate) if on_gpu else self._simulator(entry, call, problem, candidate)
+        )
+
+    def _densified(
+        self, entry: FusionEntry, call: Call, attributes: Mapping[str, Any], dense: Sequence[str]
+    ) -> Prepared:
+        copies = {n: call.library.contiguous(a) if n in dense else a for n, a in call.arrays.items()}
+        again = Call(
+            copies, {n: call.library.tensor(a) for n, a in copies.items()}, call.library, call.place, call.wants_grad
+        )
+        inner = self._make(entry, again, attributes, False)
+        if not inner.kernel:
+            return inner
+        return Densified(inner, [i for i, n in enumerate(entry.inputs) if n in dense], call.library)
+
+    def _select(self, entry: FusionEntry, problem: Problem, simulated: bool) -> Selection:
+        found = select(entry, problem, measured=self.measured, tuned=self.tuned)
+        if not simulated:
+            return found
+        able = tuple(c for c in found.accepted if not c.kernel.spec.simulator)
+        unable = tuple(
+            Refusal(c.kernel, f"the simulator cannot execute it: {c.kernel.spec.simulator}")
+            for c in found.accepted
+            if c.kernel.spec.simulator
+        )
+        return Selection(able, found.refused + unable)
+
+    def _gpu(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared:
+        cuda, device = driver(), call.place.ordinal
+        stream = call.library.stream()(device)
+        if not self.kernels.has(entry, candidate, problem, device) and cuda.capturing(stream):
+            raise LaunchError(
+                "cannot load", candidate.kernel.key, "the current stream is being captured into a CUDA graph",
+                "a kernel that is loaded already", "Call it once with these layouts before the capture",
+            )  # fmt: skip
+        self._check_launch(candidate, problem)
+        loaded = self.kernels.on_gpu(entry, candidate, problem, device)
+        arguments = loaded.source.arguments
+        return GpuLaunch(
+            kernel=candidate.kernel.key, driver=cuda, function=loaded.function, module=loaded.module,
+            launch=candidate.launch, arguments=arguments, values=argument_values(problem, arguments),
+            inputs=tuple(entry.inputs), library=call.library, place=call.place,
+            allocation=Allocation(call.library, call.place, problem, candidate.launch.workspace),
+            several_devices=cuda.device_count() > 1,
+        )  # fmt: skip
+
+    def _simulator(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared:
+        self._check_launch(candidate, problem)
+        source, simulated = self.kernels.in_simulator(entry, candidate, problem)
+        return SimulatorLaunch(
+            kernel=candidate.kernel.key, simulated=simulated, launch=candidate.launch, arguments=source.arguments,
+            values=argument_values(problem, source.arguments), inputs=tuple(entry.inputs),
+            output_names=problem.output_names, library=call.library, place=call.place,
+            allocation=Allocation(call.library, call.place, problem), checks=self.checks,
+        )  # fmt: skip
+
+    def _check_launch(self, candidate: Candidate, problem: Problem) -> None:
+        if min(candidate.launch.grid) == 0:
+            raise LaunchError(
+                "cannot launch", candidate.kernel.key, f"grid {candidate.launch.grid} on {problem}",
+                "blocks for outputs that have elements",
+                "The kernel's grid expression must not vanish with a reduced axis",
+            )  # fmt: skip
+
+    def _unfused(self, entry: FusionEntry, call: Call, problem: Problem, selection: Selection) -> Prepared:
+        name, reason = entry.spec.name, selection.reason
+        absent = [n for n in entry.inputs if n not in call.arrays]
+        graph = instantiate(
+            entry.patterns[0], entry.spec, dtypes=problem.dtypes,
+            shapes={n: call.tensors[n].shape for n in call.arrays},
+            ops=self.catalog.ops, choices=problem.choices, attributes=problem.attributes, absent=absent,
+        )  # fmt: skip
+        evaluator, names = Evaluator(graph, ops=self.catalog.ops), tuple(entry.inputs)
+        outputs = problem.output_names
+
+        def evaluate(arrays: Sequence[Any]) -> tuple[Any, ...]:
+            given = {n: a for n, a in zip(names, arrays, strict=False) if a is not None}
+            found = evaluator.run(given)
+            return tuple(found[n] for n in outputs)
+
+        self._fallbacks[name] = reason
+        if (name, reason) not in self._warned:
+            self._warned.add((name, reason))
+            warnings.warn(f"{name} runs unfused: no kernel accepts {problem}: {reason}", FallbackWarning, stacklevel=5)
+        return Unfused(evaluate, Allocation(call.library, call.place, problem), reason)
+
+    def _check_device(self, entry: FusionEntry, call: Call, on_gpu: bool) -> None:
+        if on_gpu and self.device == "sim":
+            raise ArgumentError("cannot call", entry.spec.name, f"arrays on {call.place}", "CPU arrays (device='sim')")
+        if not on_gpu and self.device == "cuda":
+            raise ArgumentError(
+                "cannot call", entry.spec.name, f"{call.library.name} arrays in CPU memory",
+                "arrays on a GPU (device='cuda')",
+                "Copy them there, or use device='auto' to run in the simulator",
+            )  # fmt: skip
+
+    def _preview_target(self) -> str:
+        if self.device == "sim":
+            return SIMULATED
+        try:
+            return device_target(0)
+        except FusionregError:
+            return SIMULATED
+
+    def _cache(self) -> Cache:
+        if self._given_cache is None:
+            self._given_cache = Cache()
+        return self._given_cache
+
+
+def _attributes_key(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Attributes as a key: 1, 1.0 and True differ, so do 0.0 and -0.0, and NaN equals itself."""
+    return tuple([(k, v.__class__, v.hex() if v.__class__ is float else v) for k, v in attributes.items()])
+
+
+def _grad_enabled(arrays: Sequence[Any]) -> bool:
+    libraries = [library_of(type(a)) for a in arrays if a is not None]
+    return any(found is not None and found.grad_enabled() for found in libraries)
+
+
+def _unpacked(outputs: tuple[Any, ...]) -> Any:
+    return outputs[0] if len(outputs) == 1 else outputs

@@ -1,0 +1,322 @@
+"""Prepared launches: everything that a call of one layout needs, made once. Floor 6.
+
+A prepared launch is called with the arrays of a call (or with arrays of the very same layout) and gives the outputs.
+There are four kinds: a GPU kernel, a kernel in the simulator, the unfused operators, and nothing to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..problem import Problem
+from ..problem.geometry import Launch
+from ..render import Argument
+from .driver import INVALID_CONTEXT, Config, Driver, config
+
+if TYPE_CHECKING:
+    from .libraries import Library, Place
+
+_VALUES = {"long long": ctypes.c_longlong, "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double}
+
+
+class Prepared(Protocol):
+    """What the dispatcher keeps per layout.
+
+    Attributes:
+        kernel: ``fusion/kernel``; "" for the unfused operators.
+        reason: why the unfused operators run, "" otherwise.
+        calls: how often it ran.
+        guard_grad: whether an input asked for a gradient, so that each call must see that none is recorded.
+    """
+
+    kernel: str
+    reason: str
+    calls: int
+    guard_grad: bool
+
+    def outputs(self) -> tuple[Any, ...]:
+        """New arrays for the outputs."""
+        ...
+
+    def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Runs on ``inputs`` (in the spec's order, None for absent) and returns the outputs."""
+        ...
+
+    def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:
+        """A function that runs again on these very arrays."""
+        ...
+
+
+class Allocation:
+    """Makes the outputs of a layout, and scratch memory."""
+
+    def __init__(self, library: Library, place: Place, problem: Problem, workspace: int = 0) -> None:
+        names = problem.output_names
+        self.makers = tuple(
+            library.allocator(problem.shapes[n], t.dtype, place) for n in names if (t := problem.tensors[n]) is not None
+        )
+        self.workspace = library.allocator((workspace,), "uint8", place) if workspace else None
+
+    def outputs(self) -> tuple[Any, ...]:
+        return tuple([make() for make in self.makers])
+
+
+class Nothing:
+    """A call without an element to compute: its outputs are empty, and nothing is launched."""
+
+    reason = ""
+    guard_grad = False
+
+    def __init__(self, kernel: str, allocation: Allocation) -> None:
+        self.kernel, self.calls = kernel, 0
+        self.outputs = allocation.outputs
+
+    def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.calls += 1
+        return outputs
+
+    def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:
+        return lambda: None
+
+
+class Unfused:
+    """The operators that the fusion stands for, one by one."""
+
+    kernel = ""
+    guard_grad = False
+
+    def __init__(
+        self, evaluate: Callable[[Sequence[Any]], tuple[Any, ...]], allocation: Allocation, reason: str
+    ) -> None:
+        self.evaluate, self.reason, self.calls = evaluate, reason, 0
+        self._outputs = allocation.outputs
+
+    def outputs(self) -> tuple[Any, ...]:
+        return ()  # evaluation makes its own
+
+    def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.calls += 1
+        found = self.evaluate(inputs)
+        for target, value in zip(outputs, found, strict=False):
+            target[...] = value
+        return outputs or found
+
+    def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:
+        held = outputs or self._outputs()
+        return lambda: self.run(inputs, held)
+
+
+class GpuLaunch:
+    """A loaded kernel with its configuration and parameters packed; a call writes pointers and the stream."""
+
+    reason = ""
+    guard_grad = False
+
+    def __init__(
+        self,
+        *,
+        kernel: str,
+        driver: Driver,
+        function: int,
+        module: Any,
+        launch: Launch,
+        arguments: Sequence[Argument],
+        values: dict[str, Any],
+        inputs: Sequence[str],
+        library: Library,
+        place: Place,
+        allocation: Allocation,
+        several_devices: bool,
+    ) -> None:
+        self.kernel, self.calls, self.driver, self.module = kernel, 0, driver, module
+        self.function, self.launch, self.device = function, launch, place.ordinal
+        self.outputs = allocation.outputs
+        self.scratch = allocation.workspace
+        self.pointer, self.stream = library.pointer, library.stream()
+        self.several_devices = several_devices
+        self.arguments, self.values = tuple(arguments), values
+        self.sources = tuple(
+            i for i, name in enumerate(inputs) if any(a.kind == "input" and a.name == name for a in arguments)
+        )
+        self._lock = (
+            Lock()
+        )  # the packed structures are one per layout, and the driver call drops the interpreter's lock
+        self.config, self.slots, self.parameters, self._keep = self.pack()
+        self._config, self._parameters = ctypes.addressof(self.config), ctypes.addressof(self.parameters)
+        self._launch = driver.launch
+
+    def pack(self) -> tuple[Config, Any, Any, list[Any]]:
+        """The configuration, pointer slots (inputs, outputs, workspace), the parameter array, and what it points to."""
+        launch = self.launch
+        packed = config(
+            launch.grid, launch.block, launch.shared_memory, launch.cluster, launch.cooperative, launch.programmatic
+        )
+        pointers = [a for a in self.arguments if a.pointer]
+        slots = (ctypes.c_uint64 * max(1, len(pointers)))()
+        parameters = (ctypes.c_void_p * max(1, len(self.arguments)))()
+        keep: list[Any] = []
+        at = 0
+        for i, a in enumerate(self.arguments):
+            if a.pointer:
+                parameters[i] = ctypes.addressof(slots) + 8 * at
+                at += 1
+            else:
+                value: Any = _VALUES[a.ctype](self.values[a.parameter])
+                keep.append(value)
+                parameters[i] = ctypes.addressof(value)
+        return packed, slots, parameters, keep
+
+    def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        pointer, slots = self.pointer, self.slots
+        scratch = None if self.scratch is None else self.scratch()
+        with self._lock:
+            at = 0
+            for i in self.sources:
+                slots[at] = pointer(inputs[i])
+                at += 1
+            for y in outputs:
+                slots[at] = pointer(y)
+                at += 1
+            if scratch is not None:
+                slots[at] = pointer(scratch)
+            self.config.stream = self.stream(self.device)
+            if self.several_devices:
+                code = self._launch_on_device(self._config, self._parameters)
+            else:
+                code = self._launch(self._config, self.function, self._parameters, None)
+        if code:
+            self._failed(code, self._config, self._parameters)
+        self.calls += 1
+        return outputs
+
+    def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:
+        packed, slots, parameters, keep = self.pack()
+        scratch = None if self.scratch is None else self.scratch()
+        pointed = [*(inputs[i] for i in self.sources), *outputs, *([scratch] if scratch is not None else [])]
+        for at, array in enumerate(pointed):
+            slots[at] = self.pointer(array)
+        at_config, at_parameters = ctypes.addressof(packed), ctypes.addressof(parameters)
+        launch, function, stream, device, lock = self._launch, self.function, self.stream, self.device, Lock()
+        several, alive = self.several_devices, (slots, parameters, keep, pointed, self)
+
+        def again() -> None:
+            with lock:
+                packed.stream = stream(device)
+                code = self._launch_on_device(at_config, at_parameters) if several else launch(
+                    at_config, function, at_parameters, None
+                )  # fmt: skip
+            if code:
+                self._failed(code, at_config, at_parameters)
+
+        again.alive = alive  # type: ignore[attr-defined]
+        return again
+
+    def _launch_on_device(self, at_config: int, at_parameters: int) -> int:
+        driver = self.driver
+        if driver.current() == driver.context(self.device):
+            return self._launch(at_config, self.function, at_parameters, None)
+        driver.push(self.device)
+        try:
+            return self._launch(at_config, self.function, at_parameters, None)
+        finally:
+            driver.pop()
+
+    def _failed(self, code: int, at_config: int, at_parameters: int) -> None:
+        """Once more where this thread merely had no context yet; :class:`LaunchError` otherwise."""
+        if code == INVALID_CONTEXT and not self.driver.current():
+            code = self._launch_on_device(at_config, at_parameters)
+        shape = (
+            f"grid {self.launch.grid}, block {self.launch.block}, {self.launch.shared_memory} bytes of shared memory"
+        )
+        self.driver.check(code, f"{self.kernel} ({shape})")
+
+
+class SimulatorLaunch:
+    """A kernel that the simulator executes on NumPy arrays, or on CPU tensors of torch through NumPy."""
+
+    reason = ""
+    guard_grad = False
+
+    def __init__(
+        self,
+        *,
+        kernel: str,
+        simulated: Any,
+        launch: Launch,
+        arguments: Sequence[Argument],
+        values: dict[str, Any],
+        inputs: Sequence[str],
+        output_names: Sequence[str],
+        library: Library,
+        place: Place,
+        allocation: Allocation,
+        checks: Any,
+    ) -> None:
+        self.kernel, self.calls, self.simulated, self.launch = kernel, 0, simulated, launch
+        self.arguments, self.values = tuple(arguments), values
+        self.inputs, self.output_names = tuple(inputs), tuple(output_names)
+        self.host, self.checks = library.host, checks
+        self.outputs = allocation.outputs
+        self.report: Any = None
+
+    def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        import numpy as np
+
+        arrays = {**dict(zip(self.inputs, inputs, strict=False)), **dict(zip(self.output_names, outputs, strict=True))}
+        values: list[Any] = []
+        for a in self.arguments:
+            if a.kind == "workspace":
+                values.append(np.empty(self.launch.workspace, np.uint8))
+            else:
+                values.append(self.host(arrays[a.name]) if a.pointer else self.values[a.parameter])
+        options = {} if self.checks is None else {"checks": self.checks}
+        self.report = self.simulated.launch(values, self.launch, **options)
+        self.calls += 1
+        return outputs
+
+    def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:
+        return lambda: self.run(inputs, outputs)
+
+
+class Densified:
+    """Another prepared launch, on contiguous copies of some inputs; only models ask for it, calls never copy."""
+
+    guard_grad = False
+
+    def __init__(self, inner: Prepared, indices: Sequence[int], library: Library) -> None:
+        self.inner, self.indices, self.library = inner, tuple(indices), library
+        self.kernel, self.reason, self.calls = inner.kernel, inner.reason, 0
+        self._outputs = inner.outputs
+
+    def outputs(self) -> tuple[Any, ...]:
+        return self._outputs()
+
+    def _dense(self, inputs: Sequence[Any]) -> list[Any]:
+        dense = list(inputs)
+        for i in self.indices:
+            dense[i] = self.library.contiguous(dense[i])
+        return dense
+
+    def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.calls += 1
+        return self.inner.run(self._dense(inputs), outputs)
+
+    def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:
+        return lambda: self.run(inputs, outputs)
+
+
+def argument_values(problem: Problem, arguments: Sequence[Argument]) -> dict[str, Any]:
+    """C++ parameter name → value, of every parameter that is no pointer."""
+    found: dict[str, Any] = {}
+    for a in arguments:
+        if a.kind == "stride":
+            tensor = problem.tensors[a.name]
+            found[a.parameter] = 0 if tensor is None else tensor.strides[a.index]
+        elif a.kind == "axis":
+            found[a.parameter] = problem.axes[a.name]
+        elif a.kind == "attribute":
+            found[a.parameter] = problem.attributes[a.name]
+    return found
