@@ -173,11 +173,11 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
     """
     folds = folded_axis(types)
     names = [n for n in types if n in shapes]
-    best: list[tuple[int, str]] = [(-1, "")]
+    best: list[tuple[int, bool, str]] = [(-1, False, "")]
 
-    def clash(depth: int, reason: str) -> None:
-        if depth > best[0][0]:
-            best[0] = (depth, reason)
+    def clash(depth: int, reason: str, telling: bool = True) -> None:
+        if (depth, telling) > best[0][:2]:
+            best[0] = (depth, telling, reason)
 
     def search(depth: int, axes: dict[str, Dim], leading: Shape | None, forms: dict[str, Form]) -> Iterator[Bound]:
         if depth == len(names):
@@ -191,7 +191,7 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
         for form in types[name].forms:
             found = form.bind(shapes[name])
             if found is None:
-                clash(depth, f"shape {_show(shapes[name])} does not fit")
+                clash(depth, "it does not fit", telling=False)
                 continue
             new, lead = found
             wrong = next((a for a in new if a in axes and axes[a] != new[a]), None)
@@ -204,7 +204,7 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
 
     for bound in search(0, {}, None, {}):
         return bound
-    depth, reason = best[0]
+    depth, _, reason = best[0]
     name = names[min(max(depth, 0), len(names) - 1)]
     shape = shapes[name]
     found = f"{_show(shape)}: {reason}"
