@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .frozen import EMPTY, FrozenDict
+from .places import cache_directory
 
 _MAGIC = b"fusionreg-cache1"
 _TAIL = 8 + 32 + len(_MAGIC)
@@ -93,24 +94,11 @@ def cache_key(parts: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()
 
 
-def default_directory() -> Path:
-    """``FUSIONREG_CACHE_DIR``, else the user's cache folder. :class:`OSError` where there is no home."""
-    chosen = os.environ.get("FUSIONREG_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    import platformdirs
-
-    try:
-        return Path(platformdirs.user_cache_dir("fusionreg", appauthor=False))
-    except (RuntimeError, KeyError) as e:  # no home directory at all
-        raise OSError(f"no cache folder: {e}") from None
-
-
 class Cache:
     """A folder of entries by (kind, key). Nothing it meets on disk makes it raise: at worst it remembers in memory.
 
     Args:
-        directory: its folder; None takes :func:`default_directory`.
+        directory: its folder; None takes :func:`~fusionreg.core.places.cache_directory`.
         limit: bytes to keep; ``FUSIONREG_CACHE_SIZE`` (bytes), else 4 GiB.
     """
 
@@ -122,7 +110,7 @@ class Cache:
         self._warned = False
         self.limit = _limit() if limit is None else limit
         try:
-            path = Path(directory) if directory is not None else default_directory()
+            path = Path(directory) if directory is not None else cache_directory()
             path.mkdir(parents=True, exist_ok=True)
             self.path = path
         except OSError as e:
