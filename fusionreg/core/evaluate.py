@@ -167,11 +167,11 @@ class Run:
         for node, dead in zip(graph.nodes, self.owner.dead_after(graph), strict=True):
             for name, x in zip(node.outputs, self.node(node, scope), strict=False):
                 if name:
-                    scope.values[name] = x
+                    scope.own[name] = x
                     if self.trace is not None:
                         self.trace[name] = x
             for name in dead:
-                scope.values.pop(name, None)
+                scope.own.pop(name, None)
         return [scope[name] for name in graph.outputs]
 
     def node(self, node: Node, scope: _Scope) -> Sequence[Any]:
@@ -268,13 +268,13 @@ class Run:
 class _Scope(Mapping[str, Any]):
     """The values a graph sees: its own, its constants, and what it captures."""
 
-    def __init__(self, run: Run, graph: Graph, values: dict[str, Any], outer: Mapping[str, Any]) -> None:
-        self.run, self.graph, self.values, self.outer = run, graph, values, outer
+    def __init__(self, run: Run, graph: Graph, own: dict[str, Any], outer: Mapping[str, Any]) -> None:
+        self.run, self.graph, self.own, self.outer = run, graph, own, outer
 
     def operand(self, name: str) -> Any:
         """The array called ``name``, where it is."""
-        if name in self.values:
-            return self.values[name]
+        if name in self.own:
+            return self.own[name]
         if name in self.graph.constants:
             return self.run.owner.constant(self.graph, name, self.run.native, on_device=False)
         return self.outer[name]
@@ -285,7 +285,7 @@ class _Scope(Mapping[str, Any]):
         """``x``, the array called ``name``, on the backend's device."""
         if x is None or not self.run.offloaded or not self.run.on_host(x):
             return x
-        if name not in self.values and name in self.graph.constants:
+        if name not in self.own and name in self.graph.constants:
             return self.run.owner.constant(self.graph, name, self.run.native, on_device=True)
         return self.run.native.asarray(x)
 
@@ -296,13 +296,13 @@ class _Scope(Mapping[str, Any]):
         return name if x is None else f"{name} {x.dtype}{list(x.shape)}"
 
     def __contains__(self, name: object) -> bool:
-        return name in self.values or name in self.graph.constants or name in self.outer
+        return name in self.own or name in self.graph.constants or name in self.outer
 
     def __iter__(self) -> Any:
-        return iter({**self.outer, **self.graph.constants, **self.values})
+        return iter({**self.outer, **self.graph.constants, **self.own})
 
     def __len__(self) -> int:
-        return len({**self.outer, **self.graph.constants, **self.values})
+        return len({**self.outer, **self.graph.constants, **self.own})
 
 
 def _host_inputs(spec: OpSpec) -> frozenset[int]:

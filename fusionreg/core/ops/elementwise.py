@@ -195,7 +195,7 @@ def _convert(xp: Any, x: Any, to: str) -> Any:
     return xp.cast(x, name)
 
 
-def _without_overflow(xp: Any, x: Any, to: str, saturate: int) -> Any:
+def without_overflow(xp: Any, x: Any, to: str, saturate: int) -> Any:
     """Values beyond a float8's range: the largest number when saturating, else NaN where it has no infinity."""
     high = _FLOAT8_MAX.get(to)
     if high is None or xp.floats == "exact":
@@ -212,7 +212,7 @@ def _without_overflow(xp: Any, x: Any, to: str, saturate: int) -> Any:
 )
 def cast(xp: Any, x: Any, *, to: str, saturate: int, round_mode: str) -> Any:
     """As ONNX Cast: to nearest even among floats; float to integer truncates toward zero, as C and NumPy do."""
-    return _convert(xp, _without_overflow(xp, x, to, saturate), to)
+    return _convert(xp, without_overflow(xp, x, to, saturate), to)
 
 
 def _cast_like_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
@@ -224,7 +224,7 @@ def _cast_like_type(inputs: Inputs, attributes: Attributes, constants: Constants
 )
 def cast_like(xp: Any, x: Any, target: Any, *, saturate: int, round_mode: str) -> Any:
     to = xp.name_of(target)
-    return _convert(xp, _without_overflow(xp, x, to, saturate), to)
+    return _convert(xp, without_overflow(xp, x, to, saturate), to)
 
 
 @operator("IsNaN", "x", infer=boolean, pointwise=True, cuda="x != x")

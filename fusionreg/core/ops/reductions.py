@@ -240,17 +240,25 @@ arg_max = _arg("ArgMax", "argmax")
 arg_min = _arg("ArgMin", "argmin")
 
 
-@operator("CumSum", "x axis", infer=same, attributes={"exclusive": 0, "reverse": 0}, host=("axis",))
-def cum_sum(xp: Any, x: Any, axis: Any, *, exclusive: int, reverse: int) -> Any:
-    over = axis_of(xp.ints(axis)[0], x.ndim)
-    if reverse:
-        x = xp.ns.flip(x, axis=over)
-    y = xp.ns.cumulative_sum(x, axis=over, dtype=x.dtype)
-    if exclusive and y.shape[over]:
-        cut = (slice(None),) * over
-        zero = xp.ns.zeros_like(y[(*cut, slice(0, 1))])
-        y = xp.ns.concat([zero, y[(*cut, slice(0, y.shape[over] - 1))]], axis=over)
-    return xp.ns.flip(y, axis=over) if reverse else y
+def _cumulative(name: str, function: str) -> Any:
+    def meaning(xp: Any, x: Any, axis: Any, *, exclusive: int, reverse: int) -> Any:
+        over = axis_of(xp.ints(axis)[0], x.ndim)
+        if reverse:
+            x = xp.ns.flip(x, axis=over)
+        y = getattr(xp.ns, function)(x, axis=over, dtype=x.dtype)
+        if exclusive and y.shape[over]:
+            cut = (slice(None),) * over
+            first = y[(*cut, slice(0, 1))]
+            first = xp.ns.zeros_like(first) if name == "CumSum" else xp.ns.ones_like(first)
+            y = xp.ns.concat([first, y[(*cut, slice(0, y.shape[over] - 1))]], axis=over)
+        return xp.ns.flip(y, axis=over) if reverse else y
+
+    attributes = {"exclusive": 0, "reverse": 0}
+    return operator(name, "x axis", infer=same, attributes=attributes, host=("axis",))(meaning)
+
+
+cum_sum = _cumulative("CumSum", "cumulative_sum")
+cum_prod = _cumulative("CumProd", "cumulative_prod")
 
 
 OPS = specs_in(globals())

@@ -21,9 +21,15 @@ MODULES = (
     "reductions",
     "normalization",
     "shaping",
+    "rearranging",
     "convolution",
     "pooling",
     "indexing",
+    "resizing",
+    "quantization",
+    "losses",
+    "attention",
+    "gradients",
 )
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})

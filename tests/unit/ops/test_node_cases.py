@@ -31,6 +31,7 @@ EXCLUDED = {
         "UINT2",
         "FLOAT4",
         "E8M0",
+        "float4",
         "int4",
         "int2",
     ),
@@ -117,7 +118,6 @@ def to_graph(proto, arrays: list[np.ndarray], symbolic: bool = False, outer=None
             inputs = [values[i] if i else None for i in node.input]
             known = {i: constants[n] for i, n in enumerate(node.input) if n in constants}
             outs = named(node.output, infer(spec, inputs, attrs, known, len(node.output), node.op_type))
-        outs = [o for o in outs if o.name]
         for o in outs:
             put(o)
         builder.node(node.op_type, node.input, outs, attrs=attrs, graphs=_frozen(graphs))

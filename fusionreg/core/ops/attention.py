@@ -1,0 +1,204 @@
+"""Attention, rotary embedding and the gated activation of transformers. Floor 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .activations import sigmoid_of
+from .define import operator, specs_in
+from .inference import Attributes, Constants, Extent, Extents, Inputs, Type, fail, operand, plus, present, same, times
+
+_ATTENTION: Mapping[str, Any] = {
+    "is_causal": 0,
+    "kv_num_heads": None,
+    "left_window_size": -1,
+    "q_num_heads": None,
+    "qk_matmul_output_mode": 0,
+    "right_window_size": -1,
+    "scale": None,
+    "softcap": 0.0,
+    "softmax_precision": "",
+}
+
+
+def _split_heads(shape: Extents, heads: int | None) -> tuple[Extent, ...]:
+    """``[B heads S D]`` of a 3-d or 4-d operand; unknown where it cannot be told."""
+    if shape is None:
+        return (None,) * 4
+    if len(shape) == 4:
+        return shape
+    if len(shape) != 3 or heads is None:
+        fail(f"an operand of rank {len(shape)} with {heads} heads", "rank 4, or rank 3 and the number of heads")
+    width = shape[2]
+    return (shape[0], heads, shape[1], width // heads if isinstance(width, int) else None)
+
+
+def _attention_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    q, k, v = (operand(inputs, i) for i in range(3))
+    qs = _split_heads(q.shape, attributes["q_num_heads"])
+    ks, vs = (_split_heads(x.shape, attributes["kv_num_heads"]) for x in (k, v))
+    length = ks[2]
+    if present(inputs, 4):
+        past = operand(inputs, 4).shape
+        length = plus(length, past[2]) if past is not None else None
+    y: Extents = (qs[0], qs[1], qs[2], vs[3])
+    if q.shape is not None and len(q.shape) == 3:
+        y = (qs[0], qs[2], times(vs[3], attributes["q_num_heads"]))
+    return [
+        (q.dtype, y if q.shape is not None else None),
+        (k.dtype, (ks[0], ks[1], length, ks[3])),
+        (v.dtype, (vs[0], vs[1], length, vs[3])),
+        (q.dtype, (qs[0], qs[1], qs[2], length)),
+    ]
+
+
+def _heads(xp: Any, x: Any, heads: int | None) -> Any:
+    """``[B S heads·D]`` as ``[B heads S D]``."""
+    if x.ndim == 4:
+        return x
+    b, s, width = x.shape
+    return xp.ns.permute_dims(xp.ns.reshape(x, (b, s, heads, width // (heads or 1))), (0, 2, 1, 3))
+
+
+def _bias(xp: Any, q: Any, length: int, mask: Any, offset: Any, seqlen: Any, causal: int, left: int, right: int) -> Any:
+    """What is added to the scores, broadcastable to ``[B H Q K]``: the mask, and -inf where a rule forbids a key."""
+    low, zero = xp.full((), -math.inf, q), xp.full((), 0.0, q)
+    rows, columns = xp.arange(q.shape[2])[:, None], xp.arange(length)[None, :]
+    bias = xp.full((q.shape[2], length), 0.0, q)
+    if mask is not None:
+        mask = xp.ns.where(mask, zero, low) if xp.kind(mask) == "b" else mask
+        if mask.shape[-1] < length:
+            mask = xp.ns.concat([mask, xp.full((*mask.shape[:-1], length - mask.shape[-1]), -math.inf, q)], axis=-1)
+        bias = bias + mask
+    ahead = columns - rows - offset  # how far a key lies after the query's own position
+    allowed = ahead == ahead
+    if causal:
+        allowed = xp.ns.logical_and(allowed, ahead <= 0)
+    if left >= 0:
+        allowed = xp.ns.logical_and(allowed, ahead >= -left)
+    if right >= 0:
+        allowed = xp.ns.logical_and(allowed, ahead <= right)
+    bias = bias + xp.ns.where(allowed, zero, low)
+    if seqlen is not None:
+        real = columns[None, None, :, :] < xp.ns.reshape(seqlen, (-1, 1, 1, 1))
+        bias = bias + xp.ns.where(real, zero, low)
+    return bias
+
+
+@operator(
+    "Attention",
+    "q k v attn_mask? past_key? past_value? nonpad_kv_seqlen?",
+    outputs="y present_key? present_value? qk_matmul_output?",
+    infer=_attention_type,
+    attributes=_ATTENTION,
+)
+def attention(
+    xp: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    past_key: Any = None,
+    past_value: Any = None,
+    nonpad_kv_seqlen: Any = None,
+    *,
+    is_causal: int,
+    kv_num_heads: int | None,
+    left_window_size: int,
+    q_num_heads: int | None,
+    qk_matmul_output_mode: int,
+    right_window_size: int,
+    scale: float | None,
+    softcap: float,
+    softmax_precision: str,
+) -> Any:
+    """As ONNX Attention (opset 25): softmax(scale · q kᵀ + bias) v, heads grouped; a row without any key gives 0."""
+    flat = q.ndim == 3
+    q, k, v = _heads(xp, q, q_num_heads), _heads(xp, k, kv_num_heads), _heads(xp, v, kv_num_heads)
+    offset: Any = 0
+    if past_key is not None:
+        offset = past_key.shape[2]
+        k, v = xp.ns.concat([past_key, k], axis=2), xp.ns.concat([past_value, v], axis=2)
+    seqlen = None if nonpad_kv_seqlen is None else xp.cast(nonpad_kv_seqlen, "int64")
+    if seqlen is not None:
+        offset = xp.ns.reshape(seqlen, (-1, 1, 1, 1)) - q.shape[2]
+    bias = _bias(xp, q, k.shape[2], attn_mask, offset, seqlen, is_causal, left_window_size, right_window_size)
+    kept_k, kept_v = k, v
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = xp.ns.repeat(k, group, axis=1), xp.ns.repeat(v, group, axis=1)
+    root = math.sqrt(1.0 / math.sqrt(q.shape[3]) if scale is None else scale)
+    raw = xp.ns.matmul(q * root, xp.ns.matrix_transpose(k) * root)
+    capped = xp.ns.tanh(raw / softcap) * softcap if softcap else raw
+    scores = capped + bias
+    chance = _softmax(xp, scores, bias)
+    y = xp.ns.matmul(chance, v)
+    if flat:
+        y = xp.ns.permute_dims(y, (0, 2, 1, 3))
+        y = xp.ns.reshape(y, (y.shape[0], y.shape[1], y.shape[2] * y.shape[3]))
+    return y, kept_k, kept_v, (raw, capped, scores, chance)[qk_matmul_output_mode]
+
+
+def _softmax(xp: Any, scores: Any, bias: Any) -> Any:
+    """Softmax of the last axis, 0 in rows whose every key the bias forbids."""
+    if scores.shape[-1] == 0:
+        return scores
+    forbidden = xp.ns.max(bias, axis=-1, keepdims=True) == -math.inf
+    safe = xp.ns.where(forbidden, xp.full((), 0.0, scores), scores)
+    e = xp.ns.exp(safe - xp.ns.max(safe, axis=-1, keepdims=True))
+    p = e / xp.ns.sum(e, axis=-1, keepdims=True)
+    return xp.ns.where(forbidden, xp.full((), 0.0, p), p)
+
+
+@operator(
+    "RotaryEmbedding",
+    "x cos_cache sin_cache position_ids?",
+    infer=same,
+    attributes={"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0},
+)
+def rotary_embedding(
+    xp: Any,
+    x: Any,
+    cos_cache: Any,
+    sin_cache: Any,
+    position_ids: Any = None,
+    *,
+    interleaved: int,
+    num_heads: int,
+    rotary_embedding_dim: int,
+) -> Any:
+    """As ONNX RotaryEmbedding (opset 23), ``x[B H S D]`` or ``x[B S H·D]``; caches by position, or ``[B S D/2]``."""
+    shape = tuple(x.shape)
+    h = _heads(xp, x, num_heads)
+    width = rotary_embedding_dim or h.shape[3]
+
+    def laid(cache: Any) -> Any:
+        if position_ids is not None:
+            rows = xp.ns.take(cache, xp.ns.reshape(xp.cast(position_ids, "int64"), (-1,)), axis=0)
+            cache = xp.ns.reshape(rows, (*position_ids.shape, cache.shape[-1]))
+        return xp.ns.expand_dims(cache, axis=1)
+
+    cos, sin = laid(cos_cache), laid(sin_cache)
+    turned, rest = h[..., :width], h[..., width:]
+    if interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+    else:
+        a, b = turned[..., : width // 2], turned[..., width // 2 :]
+    real, imaginary = cos * a - sin * b, sin * a + cos * b
+    if interleaved:
+        turned = xp.ns.reshape(xp.ns.stack([real, imaginary], axis=-1), tuple(turned.shape))
+    else:
+        turned = xp.ns.concat([real, imaginary], axis=-1)
+    y = xp.ns.concat([turned, rest], axis=-1)
+    return y if len(shape) == 4 else xp.ns.reshape(xp.ns.permute_dims(y, (0, 2, 1, 3)), shape)
+
+
+@operator("SwiGLU", "a b", infer=same, attributes={"alpha": 1.0}, pointwise=True, cuda="a * fr::sigmoid(alpha * a) * b")
+def swiglu(xp: Any, a: Any, b: Any, *, alpha: float) -> Any:
+    """As ONNX SwiGLU (opset 28): a · sigmoid(alpha a) · b."""
+    return a * sigmoid_of(xp, alpha * a) * b
+
+
+OPS = specs_in(globals())

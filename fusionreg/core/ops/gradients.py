@@ -1,0 +1,127 @@
+"""Gradients, which ONNX lacks: domain ``fusionreg``. ``dy`` is the gradient of the result, in its shape. Floor 1."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .activations import sigmoid_of
+from .define import operator, specs_in
+from .inference import Attributes, Constants, Inputs, Type, axis_of, operand, same
+from .reductions import mean_of, sum_of
+
+
+def _point(name: str, inputs: str, cuda: str = "", **attributes: Any) -> Any:
+    return operator(f"fusionreg::{name}", inputs, infer=same, attributes=attributes, pointwise=True, cuda=cuda)
+
+
+@_point("ReluGrad", "dy x", cuda="x <= 0.0f ? 0.0f : dy")
+def relu_grad(xp: Any, dy: Any, x: Any) -> Any:
+    """0 where x ≤ 0, else dy; where x is NaN it is dy, as in PyTorch."""
+    return xp.ns.where(x <= 0, xp.ns.zeros_like(dy), dy)
+
+
+@_point("LeakyReluGrad", "dy x", cuda="x > 0.0f ? dy : alpha * dy", alpha=0.01)
+def leaky_relu_grad(xp: Any, dy: Any, x: Any, *, alpha: float) -> Any:
+    """dy where x > 0, else alpha · dy."""
+    return xp.ns.where(x > 0, dy, alpha * dy)
+
+
+@_point("SigmoidGrad", "dy y", cuda="dy * y * (1.0f - y)")
+def sigmoid_grad(xp: Any, dy: Any, y: Any) -> Any:
+    """dy · y (1 - y), y being the sigmoid itself."""
+    return dy * y * (1.0 - y)
+
+
+@_point("TanhGrad", "dy y", cuda="dy * (1.0f - y * y)")
+def tanh_grad(xp: Any, dy: Any, y: Any) -> Any:
+    """dy · (1 - y²), y being the tanh itself."""
+    return dy * (1.0 - y * y)
+
+
+@_point(
+    "SwishGrad",
+    "dy x",
+    cuda="dy * (fr::sigmoid(alpha * x) + alpha * x * fr::sigmoid(alpha * x) * fr::sigmoid(-(alpha * x)))",
+    alpha=1.0,
+)
+def swish_grad(xp: Any, dy: Any, x: Any, *, alpha: float) -> Any:
+    """dy · (s + alpha x s (1 - s)), s = sigmoid(alpha x); 1 - s is taken as sigmoid(-alpha x)."""
+    s = sigmoid_of(xp, alpha * x)
+    return dy * (s + alpha * x * s * sigmoid_of(xp, -alpha * x))
+
+
+@_point("GeluGrad", "dy x", approximate="none")
+def gelu_grad(xp: Any, dy: Any, x: Any, *, approximate: str) -> Any:
+    """dy times the derivative of Gelu of the same ``approximate``.
+
+    none: Φ(x) + x φ(x). tanh, with t = tanh(k (x + c x³)), k = √(2/π), c = 0.044715:
+    (1 + t)/2 + x/2 (1 - t²) k (1 + 3 c x²), the last term being 0 where t is ±1.
+    """
+    if approximate != "tanh":
+        density = xp.ns.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
+        return dy * (0.5 * (1.0 + xp.erf(x * math.sqrt(0.5))) + x * density)
+    k, c = math.sqrt(2.0 / math.pi), 0.044715
+    t = xp.ns.tanh(k * (x + c * x * x * x))
+    slope = 1.0 - t * t
+    inner = xp.ns.where(slope == 0, xp.ns.zeros_like(x), x)
+    return dy * (0.5 * (1.0 + t) + 0.5 * inner * slope * k * (1.0 + 3.0 * c * inner * inner))
+
+
+@operator("fusionreg::SoftmaxGrad", "dy y", infer=same, attributes={"axis": -1})
+def softmax_grad(xp: Any, dy: Any, y: Any, *, axis: int) -> Any:
+    """y (dy - Σ dy y) along ``axis``, y being the softmax itself."""
+    return y * (dy - xp.ns.sum(dy * y, axis=axis, keepdims=True))
+
+
+@operator("fusionreg::LogSoftmaxGrad", "dy y", infer=same, attributes={"axis": -1})
+def log_softmax_grad(xp: Any, dy: Any, y: Any, *, axis: int) -> Any:
+    """dy - exp(y) Σ dy along ``axis``, y being the log-softmax itself."""
+    return dy - xp.ns.exp(y) * xp.ns.sum(dy, axis=axis, keepdims=True)
+
+
+def _norm_grad_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    x, scale = operand(inputs, 1), operand(inputs, 2)
+    return [(x.dtype, x.shape), (scale.dtype, scale.shape), (scale.dtype, scale.shape)]
+
+
+@operator(
+    "fusionreg::LayerNormalizationGrad",
+    "dy x scale mean inv_std_dev",
+    outputs="dx dscale? dbias?",
+    infer=_norm_grad_type,
+    attributes={"axis": -1},
+)
+def layer_normalization_grad(xp: Any, dy: Any, x: Any, scale: Any, mean: Any, inv_std_dev: Any, *, axis: int) -> Any:
+    """With h = (x - mean) · inv_std_dev and g = dy · scale: dx = inv_std_dev (g - mean(g) - h mean(g h)).
+
+    dscale = Σ dy h and dbias = Σ dy over the axes before ``axis``; scale has the shape of the axes from ``axis`` on.
+    """
+    axis = axis_of(axis, x.ndim)
+    inner, outer = tuple(range(axis, x.ndim)), tuple(range(axis))
+    h, g = (x - mean) * inv_std_dev, dy * scale
+    dx = inv_std_dev * (g - mean_of(xp, g, inner) - h * mean_of(xp, g * h, inner))
+    return dx, sum_of(xp, dy * h, outer, False), sum_of(xp, dy, outer, False)
+
+
+def _rms_grad_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    return _norm_grad_type(inputs, attributes, constants)[:2]
+
+
+@operator(
+    "fusionreg::RMSNormalizationGrad",
+    "dy x scale",
+    outputs="dx dscale?",
+    infer=_rms_grad_type,
+    attributes={"axis": -1, "epsilon": 1e-5},
+)
+def rms_normalization_grad(xp: Any, dy: Any, x: Any, scale: Any, *, axis: int, epsilon: float) -> Any:
+    """With r = 1/√(mean(x²) + epsilon), h = x r and g = dy · scale: dx = r (g - h mean(g h)), dscale = Σ dy h."""
+    axis = axis_of(axis, x.ndim)
+    inner, outer = tuple(range(axis, x.ndim)), tuple(range(axis))
+    r = 1.0 / xp.ns.sqrt(mean_of(xp, x * x, inner) + epsilon)
+    h, g = x * r, dy * scale
+    return r * (g - h * mean_of(xp, g * h, inner)), sum_of(xp, dy * h, outer, False)
+
+
+OPS = specs_in(globals())
