@@ -1,0 +1,55 @@
+"""Synthetic plugins: a folder on ``sys.path`` that holds packages and distributions, as pip would lay them out."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+
+class Site:
+    """A site-packages folder of a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, files: dict[str, str]) -> None:
+        for name, text in files.items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+
+    def dist(
+        self, name: str, entry_points: str, version: str = "1.0", metadata: bool = True, folder: str = ""
+    ) -> Path:
+        """Distribution metadata; ``entry_points``: lines below ``[fusionreg]``."""
+        info = self.folder / (folder or f"{name.replace('-', '_')}-{version}.dist-info")
+        info.mkdir(parents=True)
+        (info / "entry_points.txt").write_text(f"[fusionreg]\n{entry_points}\n", "utf-8")
+        if metadata:
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
+        return info
+
+    def plugin(self, name: str, code: str, templates: dict[str, str] | None = None) -> None:
+        """A package ``fusionreg_NAME`` with its entry point ``NAME``."""
+        package = f"fusionreg_{name}"
+        self.write({f"{package}/__init__.py": code})
+        self.write({f"{package}/{file}": text for file, text in (templates or {}).items()})
+        self.dist(f"fusionreg-{name}", f"{name} = {package}")
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    folder = tmp_path / "site"
+    folder.mkdir()
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delenv("FUSIONREG_LOAD_PLUGINS", raising=False)
+    monkeypatch.delenv("FUSIONREG_DISABLE_PLUGINS", raising=False)
+    importlib.invalidate_caches()
+    yield Site(folder)
+    for name in set(sys.modules) - before:
+        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
