@@ -1,0 +1,240 @@
+"""Normalisations. A missing scale is ones, a missing bias zeros; nothing of the module is rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusionreg.core.dtypes import DTYPES
+from fusionreg.core.frozen import FrozenDict
+
+from ..emitter import Emitter, V
+
+
+def _wide(e: Emitter, x: V, *others: V | None) -> str:
+    """The dtype to normalise in: that of the operands, the wider where they differ."""
+    dtypes = {v.dtype for v in (x, *others) if v is not None}
+    return x.dtype if len(dtypes) == 1 else max(dtypes, key=lambda d: DTYPES[d].bits)
+
+
+def _extents(x: V, count: int, e: Emitter) -> list[int]:
+    tail = x.shape[x.rank - count :]
+    if not all(isinstance(d, int) for d in tail):
+        raise e.refuse(f"normalised extents {list(tail)}", "extents known at export")
+    return [int(d) for d in tail]
+
+
+def layer_norm(
+    e: Emitter,
+    input: V,
+    normalized_shape: Sequence[int],
+    weight: V | None = None,
+    bias: V | None = None,
+    eps: float = 1e-5,
+    **_: Any,
+) -> Any:
+    count = len(normalized_shape)
+    dtype = _wide(e, input, weight, bias)
+    x = e.cast(input, dtype)
+    scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, _extents(input, count, e))
+    shift = None if bias is None else e.cast(bias, dtype)
+    stats = len(e.metas) == 3
+    results = e.op("LayerNormalization", x, scale, shift, axis=-count, epsilon=float(eps), outputs=3 if stats else 1)
+    if not stats:
+        return e.cast(results, input.dtype)
+    y, mean, inverse = results
+    kept = [None if m is None else e.cast(v, m.dtype) for v, m in zip((mean, inverse), e.metas[1:], strict=True)]  # type: ignore[union-attr]
+    return (e.cast(y, input.dtype), *kept)
+
+
+def rms_norm(
+    e: Emitter, input: V, normalized_shape: Sequence[int], weight: V | None = None, eps: float | None = None, **_: Any
+) -> Any:
+    count = len(normalized_shape)
+    dtype = _wide(e, input, weight)
+    if eps is None:
+        eps = 2.0 ** -DTYPES[input.dtype].mantissa
+    scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, _extents(input, count, e))
+    y = e.op("RMSNormalization", e.cast(input, dtype), scale, axis=-count, epsilon=float(eps))
+    y = e.cast(y, e.out.dtype)
+    return (y, None) if len(e.metas) == 2 else y
+
+
+def group_norm(
+    e: Emitter, input: V, num_groups: int, weight: V | None = None, bias: V | None = None, eps: float = 1e-5, **_: Any
+) -> V:
+    dtype = _wide(e, input, weight, bias)
+    channels = input.shape[1]
+    if not isinstance(channels, int):
+        raise e.refuse(f"{channels} channels", "a number known at export")
+    x = e.cast(input, dtype)
+    if input.rank == 2:  # ONNX asks for a spatial axis
+        x = e.unsqueeze(x, 2)
+    scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, [channels])
+    shift = e.cast(bias, dtype) if bias is not None else e.const(0, dtype, [channels])
+    y = e.op("GroupNormalization", x, scale, shift, num_groups=num_groups, epsilon=float(eps))
+    return e.cast(e.squeeze(y, 2) if input.rank == 2 else y, input.dtype)
+
+
+def native_group_norm(e: Emitter, input: V, weight: V | None, bias: V | None, group: int, eps: float, **_: Any) -> Any:
+    return group_norm(e, input, group, weight, bias, eps), None, None
+
+
+def instance_norm(
+    e: Emitter,
+    input: V,
+    weight: V | None,
+    bias: V | None,
+    running_mean: V | None,
+    running_var: V | None,
+    use_input_stats: bool,
+    eps: float = 1e-5,
+    **_: Any,
+) -> V:
+    if not use_input_stats:
+        return batch_norm(e, input, weight, bias, running_mean, running_var, False, eps=eps)
+    channels = input.shape[1]
+    if not isinstance(channels, int):
+        raise e.refuse(f"{channels} channels", "a number known at export")
+    scale = weight if weight is not None else e.const(1, input.dtype, [channels])
+    shift = bias if bias is not None else e.const(0, input.dtype, [channels])
+    return e.op("InstanceNormalization", input, scale, shift, epsilon=float(eps))
+
+
+def batch_norm(
+    e: Emitter,
+    input: V,
+    weight: V | None,
+    bias: V | None,
+    running_mean: V | None,
+    running_var: V | None,
+    training: bool,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    **_: Any,
+) -> V:
+    """With running statistics in inference: BatchNormalization. Otherwise the batch's own, spelled out."""
+    dtype = _wide(e, input, weight, bias, running_mean, running_var)
+    x = e.cast(input, dtype)
+    channels = (
+        [int(d) for d in (running_mean or weight or bias).shape]
+        if (running_mean or weight or bias)
+        else [_channels(e, x)]
+    )
+    scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, channels)
+    shift = e.cast(bias, dtype) if bias is not None else e.const(0, dtype, channels)
+    if not training and running_mean is not None and running_var is not None:
+        mean, var = e.cast(running_mean, dtype), e.cast(running_var, dtype)
+        return e.cast(e.op("BatchNormalization", x, scale, shift, mean, var, epsilon=float(eps)), input.dtype)
+    return e.cast(normalise(e, x, scale, shift, eps)[0], input.dtype)
+
+
+def _channels(e: Emitter, x: V) -> int:
+    extent = x.shape[1]
+    if not isinstance(extent, int):
+        raise e.refuse(f"{extent} channels", "a number known at export")
+    return extent
+
+
+def normalise(e: Emitter, x: V, scale: V, shift: V, eps: float) -> tuple[V, V, V]:
+    """(normalised by the batch's statistics, mean (C), biased variance (C))."""
+    axes = e.ints([a for a in range(x.rank) if a != 1])
+    column = (scale.shape[0], *[1] * (x.rank - 2))
+    mean = e.op("ReduceMean", x, axes, keepdims=1)
+    centred = e.op("Sub", x, mean)
+    var = e.op("ReduceMean", e.op("Mul", centred, centred), axes, keepdims=1)
+    unit = e.op("Div", centred, e.op("Sqrt", e.op("Add", var, e.number(eps, x.dtype))))
+    lifted = [e.reshape(v, [int(c) for c in column], column) for v in (scale, shift)]
+    y = e.op("Add", e.op("Mul", unit, lifted[0]), lifted[1])
+    return y, e.reshape(mean, [int(scale.shape[0])], scale.shape), e.reshape(var, [int(scale.shape[0])], scale.shape)
+
+
+def native_batch_norm(
+    e: Emitter,
+    input: V,
+    weight: V | None,
+    bias: V | None,
+    running_mean: V | None = None,
+    running_var: V | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    **_: Any,
+) -> Any:
+    y = batch_norm(e, input, weight, bias, running_mean, running_var, training, momentum, eps)
+    return (y, *[None] * (len(e.metas) - 1))
+
+
+def batch_norm_inference(
+    e: Emitter,
+    input: V,
+    weight: V | None,
+    bias: V | None,
+    running_mean: V,
+    running_var: V,
+    momentum: float,
+    eps: float,
+    **_: Any,
+) -> Any:
+    y = batch_norm(e, input, weight, bias, running_mean, running_var, False, momentum, eps)
+    return (y, *[None] * (len(e.metas) - 1))
+
+
+def batch_norm_functional(
+    e: Emitter,
+    input: V,
+    weight: V | None,
+    bias: V | None,
+    running_mean: V,
+    running_var: V,
+    training: bool,
+    momentum: float,
+    eps: float,
+    **_: Any,
+) -> Any:
+    """Training form that also gives the new running statistics (unbiased variance), as the fifth and sixth…
+    results: (y, save_mean, save_rstd, running_mean, running_var)."""
+    if not training:
+        y = batch_norm(e, input, weight, bias, running_mean, running_var, False, momentum, eps)
+        return y, None, None, running_mean, running_var
+    dtype = _wide(e, input, weight, bias)
+    x = e.cast(input, dtype)
+    channels = [_channels(e, x)]
+    scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, channels)
+    shift = e.cast(bias, dtype) if bias is not None else e.const(0, dtype, channels)
+    y, mean, var = normalise(e, x, scale, shift, eps)
+    counted = 1
+    for i, d in enumerate(input.shape):
+        if i != 1 and not isinstance(d, int):
+            raise e.refuse(f"a symbolic extent {d}", "extents known at export for running statistics")
+        counted *= int(d) if i != 1 else 1
+    unbiased = e.op("Mul", var, e.number(counted / max(counted - 1, 1), dtype))
+    return (
+        e.cast(y, input.dtype), None, None,
+        _blend(e, running_mean, mean, momentum), _blend(e, running_var, unbiased, momentum),
+    )  # fmt: skip
+
+
+def _blend(e: Emitter, old: V, new: V, momentum: float) -> V:
+    kept = e.op("Mul", old, e.number(1 - momentum, old.dtype))
+    return e.op("Add", kept, e.op("Mul", e.cast(new, old.dtype), e.number(momentum, old.dtype)))
+
+
+TABLE = FrozenDict(
+    {
+        "aten.layer_norm.default": layer_norm,
+        "aten.native_layer_norm.default": layer_norm,
+        "aten.rms_norm.default": rms_norm,
+        "aten._fused_rms_norm.default": rms_norm,
+        "aten.group_norm.default": group_norm,
+        "aten.native_group_norm.default": native_group_norm,
+        "aten.instance_norm.default": instance_norm,
+        "aten.batch_norm.default": batch_norm,
+        "aten.native_batch_norm.default": native_batch_norm,
+        "aten._native_batch_norm_legit.default": native_batch_norm,
+        "aten._native_batch_norm_legit.no_stats": native_batch_norm,
+        "aten._native_batch_norm_legit_no_training.default": batch_norm_inference,
+        "aten.cudnn_batch_norm.default": native_batch_norm,
+        "aten._native_batch_norm_legit_functional.default": batch_norm_functional,
+    }
+)

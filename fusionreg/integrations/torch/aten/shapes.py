@@ -1,0 +1,391 @@
+"""Views and layout: what only moves elements, and what moves nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusionreg.core.frozen import FrozenDict
+
+from ..emitter import Emitter, V
+
+
+def identity(e: Emitter, self: V, **_: Any) -> V:
+    """Contiguity, copies and aliases have no meaning in a graph of values."""
+    return self
+
+
+def view(e: Emitter, self: V, size: Sequence[Any] | None = None, shape: Sequence[Any] | None = None, **_: Any) -> V:
+    target = list(size if size is not None else shape or ())
+    return e.reshape(self, [_dim(e, t, d) for t, d in zip(target, e.out.shape, strict=True)], e.out.shape)
+
+
+def _dim(e: Emitter, wanted: Any, extent: Any) -> Any:
+    """-1 resolved where export knows the extent."""
+    return extent if isinstance(extent, int) else wanted
+
+
+def reshape_like(e: Emitter, self: V, other: V, **_: Any) -> V:
+    """``self`` in the shape of ``other``: what undoing a view needs."""
+    return e.reshape(self, [e.size(other, i) for i in range(other.rank)], other.shape)
+
+
+def flatten(e: Emitter, self: V, start_dim: int = 0, end_dim: int = -1, **_: Any) -> V:
+    if self.rank == 0:
+        return e.reshape(self, [1], (1,))
+    first, last = self.axis(start_dim), self.axis(end_dim)
+    sizes = [
+        e.size(self, i) if i < first else d if isinstance(d, int) else -1
+        for i, d in enumerate(e.out.shape[: first + 1])
+    ]
+    tail = [e.size(self, i) for i in range(last + 1, self.rank)]
+    return e.reshape(self, [*sizes, *tail], e.out.shape)
+
+
+def unflatten(e: Emitter, self: V, dim: int, sizes: Sequence[Any], **_: Any) -> V:
+    axis = self.axis(dim)
+    target = (
+        [e.size(self, i) for i in range(axis)] + list(sizes) + [e.size(self, i) for i in range(axis + 1, self.rank)]
+    )
+    return e.reshape(self, [_dim(e, t, d) for t, d in zip(target, e.out.shape, strict=True)], e.out.shape)
+
+
+def permute(e: Emitter, self: V, dims: Sequence[int], **_: Any) -> V:
+    return e.transpose(self, [self.axis(d) for d in dims])
+
+
+def transpose(e: Emitter, self: V, dim0: int, dim1: int, **_: Any) -> V:
+    perm = list(range(self.rank))
+    if perm:
+        a, b = self.axis(dim0), self.axis(dim1)
+        perm[a], perm[b] = perm[b], perm[a]
+    return e.transpose(self, perm)
+
+
+def t(e: Emitter, self: V, **_: Any) -> V:
+    return e.transpose(self, list(reversed(range(self.rank))))
+
+
+def mT(e: Emitter, self: V, **_: Any) -> V:
+    return transpose(e, self, -1, -2)
+
+
+def movedim(e: Emitter, self: V, source: Any, destination: Any, **_: Any) -> V:
+    froms = [self.axis(d) for d in ([source] if isinstance(source, int) else source)]
+    tos = [self.axis(d) for d in ([destination] if isinstance(destination, int) else destination)]
+    rest = iter(i for i in range(self.rank) if i not in froms)
+    placed = dict(zip(tos, froms, strict=True))
+    return e.transpose(self, [placed[i] if i in placed else next(rest) for i in range(self.rank)])
+
+
+def unsqueeze(e: Emitter, self: V, dim: int, **_: Any) -> V:
+    return e.unsqueeze(self, dim % (self.rank + 1))
+
+
+def squeeze(e: Emitter, self: V, dim: Any = None, **_: Any) -> V:
+    given = range(self.rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    axes = sorted({self.axis(d) for d in given if self.rank and self.shape[self.axis(d)] == 1})
+    return e.squeeze(self, *axes)
+
+
+def expand(e: Emitter, self: V, size: Sequence[Any], **_: Any) -> V:
+    shape = e.out.shape
+    if self.shape == shape:
+        return self
+    lead = len(shape) - self.rank
+    wanted: list[Any] = []
+    for i, (item, extent) in enumerate(zip(size, shape, strict=True)):
+        kept = i >= lead and self.shape[i - lead] == extent
+        wanted.append(1 if kept and extent != 0 else extent if isinstance(extent, int) else item)
+    return e.op("Expand", self, e.ints(wanted), shape=shape)
+
+
+def expand_as(e: Emitter, self: V, other: V, **_: Any) -> V:
+    return expand(e, self, [e.size(other, i) for i in range(other.rank)])
+
+
+def repeat(e: Emitter, self: V, repeats: Sequence[Any] = (), dims: Sequence[Any] = (), **_: Any) -> V:
+    times = list(repeats or dims)
+    x = e.unsqueeze(self, *range(len(times) - self.rank)) if len(times) > self.rank else self
+    times = [1] * (x.rank - len(times)) + times
+    return (
+        x
+        if all(n == 1 for n in times if isinstance(n, int)) and not _symbolic(times)
+        else e.op("Tile", x, e.ints(times), shape=e.out.shape)
+    )
+
+
+def repeat_interleave(e: Emitter, self: V, repeats: Any, dim: int | None = None, **_: Any) -> V:
+    """Each element ``repeats`` times along ``dim``: an inner axis, expanded and merged."""
+    if isinstance(repeats, V) and not repeats.number:
+        raise e.refuse("repeats given by a tensor", "a number of repeats")
+    x = e.reshape(self, [-1], e.out.shape) if dim is None and self.rank != 1 else self
+    axis = 0 if dim is None else x.axis(dim)
+    inner = e.unsqueeze(x, axis + 1)
+    times = [1] * inner.rank
+    times[axis + 1] = repeats
+    wide = e.op("Expand", inner, e.ints(times))
+    sizes = [e.size(x, i) if i != axis else -1 for i in range(x.rank)]
+    return e.reshape(wide, [_dim(e, t, d) for t, d in zip(sizes, e.out.shape, strict=True)], e.out.shape)
+
+
+def _symbolic(values: Sequence[Any]) -> bool:
+    return any(isinstance(v, V) for v in values)
+
+
+def cat(e: Emitter, tensors: Sequence[V], dim: int = 0, **_: Any) -> V:
+    parts = [e.cast(x, e.out.dtype) for x in tensors if x.shape != (0,) or len(tensors) == 1]
+    if not parts:
+        return tensors[0]
+    return parts[0] if len(parts) == 1 else e.op("Concat", *parts, axis=parts[0].axis(dim))
+
+
+def stack(e: Emitter, tensors: Sequence[V], dim: int = 0, **_: Any) -> V:
+    axis = dim % (tensors[0].rank + 1)
+    return e.op("Concat", *(e.unsqueeze(e.cast(x, e.out.dtype), axis) for x in tensors), axis=axis)
+
+
+def split(
+    e: Emitter,
+    self: V,
+    split_size: Any = None,
+    split_sizes: Sequence[Any] | None = None,
+    chunks: int | None = None,
+    dim: int = 0,
+    **_: Any,
+) -> tuple[V, ...]:
+    """split, split_with_sizes, chunk: the pieces' extents are those that export recorded."""
+    axis = self.axis(dim)
+    sizes = [m.shape[axis] for m in e.metas]  # type: ignore[union-attr]
+    if len(sizes) == 1:
+        return (self,)
+    given = list(split_sizes) if split_sizes is not None else [None] * len(sizes)
+    wanted = [s if isinstance(s, int) else g for s, g in zip(sizes, given, strict=True)]
+    if any(w is None for w in wanted):
+        total, n = e.size(self, axis), len(sizes)
+        part = split_size
+        if part is None:
+            up = e.op("Add", e.operand(total, "int64"), e.number((chunks or n) - 1, "int64"))
+            part = e.op("Div", up, e.number(chunks or n, "int64"))
+        whole = [part] * (n - 1)
+        used = e.op("Mul", e.operand(part, "int64"), e.number(n - 1, "int64"))
+        wanted = [*whole, e.op("Sub", e.operand(total, "int64"), used)]
+    parts = e.op("Split", self, e.ints(wanted), axis=axis, outputs=len(sizes))
+    return parts if isinstance(parts, tuple) else (parts,)
+
+
+def unbind(e: Emitter, self: V, dim: int = 0, **_: Any) -> tuple[V, ...]:
+    axis = self.axis(dim)
+    return tuple(e.op("Gather", self, e.const(i, "int64"), axis=axis) for i in range(len(e.metas)))
+
+
+def slice_(e: Emitter, self: V, dim: int = 0, start: Any = None, end: Any = None, step: int = 1, **_: Any) -> V:
+    axis = self.axis(dim)
+    extent = self.shape[axis]
+    begin = 0 if start is None else start
+    full = end is None or (isinstance(end, int) and (end >= 2**62 or (isinstance(extent, int) and end >= extent)))
+    if begin == 0 and step == 1 and (full or (isinstance(end, V) and end.number == extent)):
+        return self
+    stop = 2**63 - 1 if end is None else end
+    return e.op("Slice", self, e.ints([begin]), e.ints([stop]), e.ints([axis]), e.ints([step]), shape=e.out.shape)
+
+
+def narrow(e: Emitter, self: V, dim: int, start: Any, length: Any, **_: Any) -> V:
+    if isinstance(start, int) and isinstance(length, int):
+        return slice_(e, self, dim, start, start + length)
+    stop = e.op("Add", e.operand(start, "int64"), e.operand(length, "int64"))
+    return slice_(e, self, dim, start, stop)
+
+
+def select(e: Emitter, self: V, dim: int, index: Any, **_: Any) -> V:
+    return e.op("Gather", self, e.operand(index, "int64"), axis=self.axis(dim))
+
+
+def flip(e: Emitter, self: V, dims: Sequence[int], **_: Any) -> V:
+    axes = [self.axis(d) for d in dims]
+    n = len(axes)
+    if not n:
+        return self
+    return e.op(
+        "Slice", self, e.ints([-1] * n), e.ints([-(2**63) + 1] * n), e.ints(axes), e.ints([-1] * n), shape=self.shape
+    )
+
+
+def roll(e: Emitter, self: V, shifts: Any, dims: Any = (), **_: Any) -> V:
+    by = [shifts] if isinstance(shifts, int) else list(shifts)
+    axes = [dims] if isinstance(dims, int) else [self.axis(d) for d in dims]
+    if not axes:
+        raise e.refuse("roll over the flattened tensor", "dims given")
+    y = self
+    for axis, amount in zip(axes, by, strict=True):
+        extent = y.shape[axis]
+        if not isinstance(amount, int):
+            raise e.refuse("a symbolic shift", "a number")
+        cut = -amount % extent if isinstance(extent, int) and extent else -amount
+        if cut == 0:
+            continue
+        tail = e.op("Slice", y, e.ints([cut]), e.ints([2**63 - 1]), e.ints([axis]))
+        head = e.op("Slice", y, e.ints([0]), e.ints([cut]), e.ints([axis]))
+        y = e.op("Concat", tail, head, axis=axis, shape=y.shape)
+    return y
+
+
+def pad(e: Emitter, self: V, pad: Sequence[Any], mode: str = "constant", value: Any = None, **_: Any) -> V:
+    """torch counts pads from the last axis; negative ones crop."""
+    modes = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+    before, after = [0] * self.rank, [0] * self.rank
+    for i in range(len(pad) // 2):
+        before[self.rank - 1 - i], after[self.rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
+    y = self
+    cuts = [(a, b) for a, b in zip(before, after, strict=True)]
+    if any(isinstance(v, int) and v < 0 for ab in cuts for v in ab):
+        starts = [max(0, -int(a)) for a, _ in cuts]
+        ends = [-max(0, -int(b)) or 2**63 - 1 for _, b in cuts]
+        y = e.op("Slice", y, e.ints(starts), e.ints(ends), e.ints(range(self.rank)))
+        before, after = [max(0, int(a)) for a in before], [max(0, int(b)) for b in after]
+    if all(isinstance(v, int) and v == 0 for v in (*before, *after)):
+        return y
+    fill = e.number(0 if value is None else value, self.dtype) if mode == "constant" else None
+    return e.op("Pad", y, e.ints([*before, *after]), fill, mode=modes[mode], shape=e.out.shape)
+
+
+def pad_mode(mode: str) -> Any:
+    def emit(e: Emitter, self: V, padding: Sequence[Any], **_: Any) -> V:
+        return pad(e, self, padding, mode)
+
+    return emit
+
+
+def pixel_shuffle(e: Emitter, self: V, upscale_factor: int, **_: Any) -> V:
+    return e.op("DepthToSpace", self, blocksize=upscale_factor, mode="CRD", shape=e.out.shape)
+
+
+def pixel_unshuffle(e: Emitter, self: V, downscale_factor: int, **_: Any) -> V:
+    """(N C H·r W·r) → (N C·r² H W), channel order C, row, column."""
+    r = downscale_factor
+    n, c, h, w = self.shape
+    split_h = h // r if isinstance(h, int) else f"{h}//{r}"
+    split_w = w // r if isinstance(w, int) else f"{w}//{r}"
+    sizes = [
+        e.size(self, 0),
+        e.size(self, 1),
+        split_h if isinstance(h, int) else -1,
+        r,
+        split_w if isinstance(w, int) else -1,
+        r,
+    ]
+    x = e.reshape(self, sizes, (n, c, split_h, r, split_w, r))
+    x = e.transpose(x, (0, 1, 3, 5, 2, 4))
+    return e.reshape(x, [d if isinstance(d, int) else -1 for d in e.out.shape], e.out.shape)
+
+
+def cast(e: Emitter, self: V, **_: Any) -> V:
+    """to, type_as, _to_copy: dtype is the recorded one; devices and layouts are not part of the graph."""
+    return e.cast(self, e.out.dtype)
+
+
+def slice_scatter(
+    e: Emitter, self: V, src: V, dim: int = 0, start: Any = None, end: Any = None, step: int = 1, **_: Any
+) -> V:
+    """``self`` with ``self[start:end:step]`` along ``dim`` replaced."""
+    axis = self.axis(dim)
+    extent = e.size(self, axis)
+    if isinstance(extent, int) and all(isinstance(v, int | None) for v in (start, end)):
+        lo, hi, by = slice(start, end, step).indices(extent)
+        if by == 1 and lo == 0 and hi == extent:
+            return e.op(
+                "Expand", e.cast(src, self.dtype), e.ints([e.size(self, i) for i in range(self.rank)]), shape=self.shape
+            )
+        index = e.ints(list(range(lo, hi, by)))
+    else:
+        rows = e.op("Range", e.number(0, "int64"), e.operand(extent, "int64"), e.number(1, "int64"))
+        index = slice_(e, rows, 0, start, end, step) if _cuts(start, end, step) else rows
+    first = e.transpose(self, [axis, *(i for i in range(self.rank) if i != axis)])
+    moved = e.transpose(e.cast(src, self.dtype), [axis, *(i for i in range(src.rank) if i != axis)])
+    done = e.op("ScatterND", first, e.unsqueeze(index, 1), moved, shape=first.shape)
+    return e.transpose(done, [*range(1, axis + 1), 0, *range(axis + 1, self.rank)])
+
+
+def _cuts(start: Any, end: Any, step: int) -> bool:
+    return not (start in (None, 0) and end is None and step == 1)
+
+
+def select_scatter(e: Emitter, self: V, src: V, dim: int, index: Any, **_: Any) -> V:
+    axis = self.axis(dim)
+    at = index % self.shape[axis] if isinstance(index, int) and isinstance(self.shape[axis], int) else index
+    first = e.transpose(self, [axis, *(i for i in range(self.rank) if i != axis)])
+    done = e.op(
+        "ScatterND",
+        first,
+        e.reshape(e.operand(at, "int64"), [1, 1], (1, 1)),
+        e.unsqueeze(e.cast(src, self.dtype), 0),
+        shape=first.shape,
+    )
+    return e.transpose(done, [*range(1, axis + 1), 0, *range(axis + 1, self.rank)])
+
+
+def copy(e: Emitter, self: V, src: V, **_: Any) -> V:
+    """``src`` in the dtype and shape of ``self``."""
+    x = e.cast(src, self.dtype)
+    if x.shape == self.shape:
+        return x
+    return e.op("Expand", x, e.ints([e.size(self, i) for i in range(self.rank)]), shape=self.shape)
+
+
+def _overloads(names: str, emit: Any) -> dict[str, Any]:
+    return {f"aten.{name}": emit for name in names.split()}
+
+
+TABLE = FrozenDict(
+    {
+        **_overloads(
+            "alias.default clone.default contiguous.default detach.default lift_fresh_copy.default lift_fresh.default "
+            "lift.default positive.default resolve_conj.default resolve_neg.default "
+            "detach_copy.default alias_copy.default",
+            identity,
+        ),
+        **_overloads(
+            "view.default reshape.default _unsafe_view.default view_copy.default _reshape_alias.default", view
+        ),
+        **_overloads("reshape_as.default view_as.default", lambda e, self, other, **_: reshape_like(e, self, other)),
+        **_overloads("flatten.using_ints", flatten),
+        **_overloads("unflatten.int", unflatten),
+        **_overloads("permute.default permute_copy.default", permute),
+        **_overloads("transpose.int transpose_copy.int swapdims.default", transpose),
+        "aten.swapaxes.default": lambda e, self, axis0, axis1, **_: transpose(e, self, axis0, axis1),
+        **_overloads("t.default numpy_T.default t_copy.default", t),
+        **_overloads("mT.default adjoint.default", mT),
+        **_overloads("movedim.int movedim.intlist moveaxis.int moveaxis.intlist", movedim),
+        **_overloads("unsqueeze.default unsqueeze_copy.default", unsqueeze),
+        **_overloads("squeeze.default squeeze.dim squeeze.dims squeeze_copy.dim squeeze_copy.dims", squeeze),
+        **_overloads("expand.default expand_copy.default broadcast_to.default", expand),
+        **_overloads("expand_as.default", expand_as),
+        **_overloads("repeat.default tile.default", repeat),
+        **_overloads("repeat_interleave.self_int repeat_interleave.self_Tensor", repeat_interleave),
+        **_overloads("cat.default concat.default concatenate.default", cat),
+        **_overloads("stack.default", stack),
+        **_overloads("split.Tensor split.sizes split_with_sizes.default chunk.default split_copy.Tensor", split),
+        **_overloads("split_with_sizes_copy.default unsafe_chunk.default unsafe_split.Tensor", split),
+        **_overloads("unbind.int unbind_copy.int", unbind),
+        **_overloads("slice.Tensor slice_copy.Tensor", slice_),
+        **_overloads("narrow.default", narrow),
+        **_overloads("select.int select_copy.int", select),
+        **_overloads("flip.default", flip),
+        **_overloads("roll.default", roll),
+        **_overloads("pad.default", pad),
+        **_overloads("constant_pad_nd.default", pad),
+        **_overloads("reflection_pad1d.default reflection_pad2d.default reflection_pad3d.default", pad_mode("reflect")),
+        **_overloads(
+            "replication_pad1d.default replication_pad2d.default replication_pad3d.default", pad_mode("replicate")
+        ),
+        **_overloads("pixel_shuffle.default", pixel_shuffle),
+        **_overloads("pixel_unshuffle.default", pixel_unshuffle),
+        **_overloads("to.dtype to.device to.dtype_layout to.other _to_copy.default type_as.default", cast),
+        **_overloads("to.prim_Device _autocast_to_full_precision.default _autocast_to_reduced_precision.default", cast),
+        **_overloads("slice_scatter.default", slice_scatter),
+        **_overloads("select_scatter.default", select_scatter),
+        **_overloads("copy.default", copy),
+        "fusionreg.reshape_like.default": reshape_like,
+        "prims.convert_element_type.default": lambda e, a, **_: e.cast(a, e.out.dtype),
+    }
+)

@@ -1,0 +1,83 @@
+"""The ways in: an exported program, a module with example inputs, a ``.pt2`` file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusionreg.core.errors import FusionregError, ModelError
+from fusionreg.core.ir import Graph
+from fusionreg.core.ops import Vocabulary
+
+from . import pt2, read_fx
+from .convert import Imported, convert
+
+
+def import_exported(
+    ep: torch.export.ExportedProgram, *, name: str = "model", ops: Vocabulary | None = None
+) -> Imported:
+    """The graph of an exported program and how a call meets it. The program and its module stay as they are.
+
+    Operators are taken as the model wrote them (linear, layer_norm, gelu …); only what has no form here goes through
+    torch's decompositions.
+
+    Raises:
+        ModelError: an operator that cannot be expressed; names it and its line in the model.
+    """
+    if read_fx.enables_autocast(ep):  # its casts are spelled out by tracing through the region
+        ep = ep.run_decompositions({})
+    try:
+        return convert(read_fx.read(ep, name), ops)
+    except FusionregError as first:
+        try:
+            plain = ep.run_decompositions()
+            return convert(read_fx.read(plain, name), ops)
+        except Exception:
+            raise first from None
+
+
+def from_exported(ep: torch.export.ExportedProgram, *, name: str = "model", ops: Vocabulary | None = None) -> Graph:
+    """The raw graph of an exported program; see :func:`import_exported`."""
+    return import_exported(ep, name=name, ops=ops).graph
+
+
+def export(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
+) -> torch.export.ExportedProgram:
+    """``torch.export.export``, its failure as a :class:`ModelError`."""
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+    except Exception as e:  # torch raises its own, and whatever the module's code raises
+        first = (str(e).strip().splitlines() or [""])[0]
+        raise ModelError(
+            "cannot export", type(module).__name__, f"{type(e).__name__}: {first}", "a module that torch.export accepts"
+        ) from e
+
+
+def from_module(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
+) -> Graph:
+    """The raw graph of a module, traced with example inputs by ``torch.export`` (which runs the module's code).
+
+    ``dynamic_shapes``: as ``torch.export.export`` takes it; other axes are fixed to the examples' extents.
+    """
+    return from_exported(export(module, args, kwargs, dynamic_shapes), name=type(module).__name__)
+
+
+def import_pt2(path: str | os.PathLike[str], *, model: str = "", ops: Vocabulary | None = None) -> Imported:
+    """The graph of a ``.pt2`` file and how a call meets it. Executes nothing of the file; see :mod:`.pt2`.
+
+    Raises:
+        ModelError: see :func:`.pt2.read`; an operator that cannot be expressed.
+    """
+    program = pt2.read(path, model)
+    return convert(program.with_(name=os.path.splitext(os.path.basename(path))[0] or "model"), ops)
+
+
+def load_pt2(path: str | os.PathLike[str], *, model: str = "", ops: Vocabulary | None = None) -> Graph:
+    """The raw graph of a ``.pt2`` file; see :func:`import_pt2`."""
+    return import_pt2(path, model=model, ops=ops).graph

@@ -1,0 +1,158 @@
+"""The original program run by torch itself, operator by operator: an independent reference.
+
+It shares nothing with the conversion: no vocabulary, no lifting, no functionalisation. In-place operators write
+copies of the buffers and arguments, never the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusionreg.core.errors import ModelError
+from fusionreg.core.frozen import FrozenDict
+
+from . import schemas
+from .aten import SILENT
+from .program import Call, NumberMeta, Program, Ref, TensorMeta
+
+_SYMBOLIC: Mapping[str, Callable[..., Any]] = FrozenDict(
+    {
+        **{
+            f"_operator.{n}": getattr(operator, n)
+            for n in (
+                "eq", "ne", "le", "ge", "lt", "gt", "neg", "pos", "mul", "add", "sub", "floordiv", "mod", "pow",
+                "truediv", "and_", "or_", "lshift", "rshift",
+            )
+        },
+        "math.trunc": math.trunc,
+        "math.ceil": math.ceil,
+        "math.floor": math.floor,
+        "torch.sym_not": lambda a: not a,
+        "torch.sym_int": int,
+        "torch.sym_float": float,
+        "torch.sym_ite": lambda a, b, c: b if a else c,
+        "torch.sym_max": max,
+        "torch.sym_min": min,
+        "torch.sym_sqrt": math.sqrt,
+    }
+)  # fmt: skip
+
+
+def run(program: Program, leaves: Sequence[Any], device: str | torch.device | None = None) -> Any:
+    """What the exported program returns for the leaves of a call, nested as at export.
+
+    Args:
+        program: as read, writes and all.
+        leaves: one per user input: tensors, and the numbers fixed at export (ignored).
+        device: where to run; the device of the first tensor unless given.
+
+    Raises:
+        ModelError: an operator that is not pure computation, or that fails; names it and its line.
+    """
+    tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
+    where = torch.device(device or (tensors[0].device if tensors else "cpu"))
+    env: dict[str, Any] = {}
+    users = iter(leaves)
+    for spec in program.inputs:
+        if spec.kind == "literal":
+            env[spec.name] = spec.value
+            next(users)
+        elif spec.kind == "user":
+            value = next(users)
+            env[spec.name] = value.detach().to(where).clone() if isinstance(value, torch.Tensor) else value
+        else:
+            env[spec.name] = program.weights[spec.target].detach().to(where)
+    _own_what_is_written(program, env)
+    remaining: dict[str, int] = {}
+    for call in program.calls:
+        for name in call.refs():
+            remaining[name] = remaining.get(name, 0) + 1
+    kept = {spec.value.name for spec in program.outputs if isinstance(spec.value, Ref)}
+    with torch.no_grad():
+        for call in program.calls:
+            if call.target not in SILENT:
+                _run_call(call, env, where, program.name)
+            for name in call.refs():
+                remaining[name] -= 1
+                if not remaining[name] and name not in kept:
+                    env.pop(name, None)
+    results = [env[o.value.name] if isinstance(o.value, Ref) else o.value for o in program.outputs if o.kind == "user"]
+    return program.result_structure.unflatten(results)
+
+
+def _own_what_is_written(program: Program, env: dict[str, Any]) -> None:
+    """Copies of the module's tensors when anything in the program writes in place."""
+    if not any(_may_write(call) for call in program.calls):
+        return
+    copies: dict[int, torch.Tensor] = {}
+    for spec in program.inputs:
+        value = env.get(spec.name)
+        if spec.kind in ("parameter", "buffer", "constant") and isinstance(value, torch.Tensor):
+            env[spec.name] = copies.setdefault(id(program.weights[spec.target]), value.clone())
+
+
+def _may_write(call: Call) -> bool:
+    aten = call.target.startswith(("aten.", "prims."))
+    return aten and (bool(schemas.written(call.target)) or bool(call.args.get("training")))
+
+
+def _run_call(call: Call, env: dict[str, Any], where: torch.device, whom: str) -> None:
+    args = {k: _argument(v, env, where) for k, v in call.args.items()}
+    if call.target in _SYMBOLIC:
+        result = _SYMBOLIC[call.target](*args.values())
+    else:
+        if not schemas.callable_safely(call.target):
+            raise ModelError(
+                "cannot run", f"{whom}: {call.target} at {call.source}", "an operator that reaches outside the model",
+                "pure computation", operator=call.target,
+            )  # fmt: skip
+        try:
+            result = schemas.overload(call.target)(**args)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as e:
+            raise ModelError(
+                "cannot run", f"{whom}: {call.target} at {call.source}", str(e).splitlines()[0], "arguments as exported",
+                operator=call.target,
+            ) from e  # fmt: skip
+    several = result if isinstance(result, tuple | list) else (result,)
+    for name, value in zip(call.outputs, several, strict=False):
+        if name:
+            env[name] = value
+
+
+def _argument(value: Any, env: Mapping[str, Any], where: torch.device) -> Any:
+    if isinstance(value, Ref):
+        return env[value.name]
+    if isinstance(value, list | tuple):
+        return [_argument(v, env, where) for v in value]
+    return where if isinstance(value, torch.device) else value
+
+
+def example_inputs(program: Program, seed: int = 0, sizes: Mapping[str, int] | None = None) -> list[Any]:
+    """Leaves of a call: normal floats, whole numbers of 0 … 9, coin-flip bools, by recorded dtype and shape.
+
+    ``sizes``: extent of symbolic axes by name; those left out are 4. Numbers fixed at export come as they are.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chosen = dict(sizes or {})
+    leaves: list[Any] = []
+    for spec in program.user_inputs:
+        meta = program.metas.get(spec.name)
+        if spec.kind == "literal":
+            leaves.append(spec.value)
+        elif isinstance(meta, NumberMeta):
+            leaves.append(chosen.get(str(meta.value), 4))
+        elif isinstance(meta, TensorMeta):
+            shape = [d if isinstance(d, int) else chosen.get(d, 4) for d in meta.shape]
+            dtype = schemas.torch_dtype(meta.dtype)
+            if dtype == torch.bool:
+                leaves.append(torch.rand(shape, generator=generator) < 0.5)
+            elif dtype.is_floating_point or dtype.is_complex:
+                leaves.append(torch.randn(shape, generator=generator).to(dtype))
+            else:
+                leaves.append(torch.randint(0, 10, shape, generator=generator).to(dtype))
+    return leaves
