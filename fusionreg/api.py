@@ -7,12 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fusionreg.core import matcher, planner
+from fusionreg.core.costs import CostModel
 from fusionreg.core.ir import Graph
 from fusionreg.core.registry import Catalog, FusionEntry, load
 from fusionreg.core.runtime import Runtime
 
 if TYPE_CHECKING:
-    from fusionreg.core.matcher import Match, Matches
+    from fusionreg.core.match import Matches
     from fusionreg.core.planner import Plan
     from fusionreg.core.runtime import Bound
     from fusionreg.model import FusedModel
@@ -103,7 +104,10 @@ class Registry(Mapping[str, FusionEntry]):
         """The set of matches that saves most time under ``policy``."""
         graph = self.graph(model, *example)
         found = self.match(graph) if matches is None else matches
-        return planner.plan(graph, found.matches, catalog=self.catalog, policy=policy, accepts=self._accepts)
+        cost = CostModel(self.catalog.ops)
+        return planner.plan(
+            graph, found.matches, cost=cost, policy=policy, accepts=self.runtime.refusal, fusions=self.catalog.fusions
+        )
 
     def fuse(self, model: Any, *example: Any, policy: str = "balanced", **options: Any) -> Any:
         """Match → plan → a runnable.
@@ -124,9 +128,6 @@ class Registry(Mapping[str, FusionEntry]):
         from fusionreg.model import FusedModel
 
         return FusedModel.build(graph, self.plan(graph, policy=policy), self.catalog, self.runtime, **extra)
-
-    def _accepts(self, match: Match) -> str | None:
-        return self.runtime.refusal(match)
 
     def _open(self, model: Any, example: tuple[Any, ...], **options: Any) -> Any:
         from fusionreg.integrations import open_model

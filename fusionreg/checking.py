@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusionreg.core.dtypes import DTYPES
+from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.planner import Plan
-from fusionreg.integrations import Opened, open_model
-from fusionreg.model import FusedModel, Site
+from fusionreg.core.report import ModelRow, Status
+from fusionreg.integrations import open_model
+from fusionreg.model import FusedModel
 
 if TYPE_CHECKING:
     from fusionreg.api import Registry
@@ -24,92 +27,91 @@ ROUNDINGS = 16
 
 
 @dataclass(frozen=True)
-class ModelEvaluation:
-    """What ``fusionreg run MODEL`` found out.
+class Checked:
+    """What ``fusionreg run MODEL`` found out: the report's row, and what a reader wants to see beside it."""
 
-    Attributes:
-        model: as the caller named it.
-        nodes: nodes of the lifted graph.
-        sites: where fusions ran.
-        status: ``PASSED``, ``INCORRECT_SHAPE``, ``INCORRECT_DTYPE``, ``INCORRECT_NUMERICAL``, or ``SKIPPED`` when
-            there is no reference (``reason`` says why).
-        max_abs, max_rel: largest deviation of the fused outputs from the original's; relative to the largest
-            magnitude of that output. None when skipped.
-        device: ``sim`` or ``cuda``.
-    """
-
-    model: str
-    nodes: int
-    sites: tuple[Site, ...]
-    status: str
-    reason: str
-    max_abs: float | None
-    max_rel: float | None
-    device: str
-    plan: Plan = field(repr=False)
-    failures: tuple[FailedMatch, ...] = field(default=(), repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {k: v for k, v in self.__dict__.items() if k not in ("plan", "failures")}
-        return plain | {"sites": [asdict(site) for site in self.sites]}
+    row: ModelRow
+    plan: Plan
+    failures: tuple[FailedMatch, ...] = ()
 
 
 def check_model(
-    registry: Registry, target: str, *, device: str = "sim", seed: int = 0, policy: str = "balanced", explain: bool = False
-) -> ModelEvaluation:
+    registry: Registry,
+    target: str,
+    *,
+    device: str = "sim",
+    seed: int = 0,
+    policy: str = "balanced",
+    explain: bool = False,
+) -> Checked:
     """Match → plan → run fused → compare with the original artefact on the same inputs.
 
     Args:
         target: a ``.onnx`` or ``.pt2`` path, or ``package.module:callable`` (which runs that callable).
-        device: ``sim``, or ``cuda`` with torch or CuPy installed.
+        device: ``sim``, or ``cuda`` with torch installed.
         seed: of the random inputs.
         explain: also collect what nearly matched.
 
-    Raises: the typed errors of opening a model; a wrong result is a status, not an error.
+    Raises: the typed errors of opening a model; a wrong result is a status, not an error, and a missing reference is
+    SKIPPED_UNSUPPORTED with its reason.
     """
     opened = open_model(target, ops=registry.catalog.ops)
     found = registry.match(opened.graph, explain=explain)
     plan = registry.plan(opened.graph, policy=policy, matches=found)
     model = FusedModel.build(opened.graph, plan, registry.catalog, registry.runtime)
     inputs = dict(opened.example(seed))
-    outputs = {k: _host(v) for k, v in model(**_placed(inputs, device)).items()}
-
-    def evaluation(status: str, reason: str, max_abs: float | None, max_rel: float | None) -> ModelEvaluation:
-        return ModelEvaluation(
-            target, len(opened.graph.nodes), model.sites, status, reason, max_abs, max_rel, device, plan, found.failures
-        )
-
+    outputs = {k: host(v) for k, v in model(**_placed(inputs, device)).items()}
     if opened.reference is None:
-        return evaluation("SKIPPED", opened.reason or "there is no reference", None, None)
-    return evaluation(*_compare(opened, outputs, inputs, model))
+        verdict = Verdict(Status.SKIPPED_UNSUPPORTED, opened.reason or "there is no reference")
+    else:
+        expected = {k: host(v) for k, v in opened.reference(inputs).items()}
+        exact = {k: host(v) for k, v in model.unfused(mode="exact", **inputs).items()}
+        verdict = compare(outputs, expected, exact, _half_ulp(opened.graph))
+    row = ModelRow(
+        target, len(opened.graph.nodes), tuple(asdict(site) for site in model.sites), verdict.status,
+        verdict.max_abs, verdict.max_rel, verdict.reason, FrozenDict(device=device),
+    )  # fmt: skip
+    return Checked(row, plan, found.failures)
 
 
-def _compare(
-    opened: Opened, outputs: dict[str, Any], inputs: dict[str, Any], model: FusedModel
-) -> tuple[str, str, float | None, float | None]:
-    assert opened.reference is not None
-    expected = {k: _host(v) for k, v in opened.reference(inputs).items()}
-    exact = {k: _host(v) for k, v in model.unfused(mode="exact", **inputs).items()}
-    bound = ROUNDINGS * _half_ulp(opened.graph)
+@dataclass(frozen=True)
+class Verdict:
+    """Fused outputs against the original's: the status, why, and the largest deviation; ``max_rel`` is relative to the
+    largest magnitude of that output."""
+
+    status: Status
+    reason: str = ""
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+
+
+def compare(
+    outputs: Mapping[str, Any], expected: Mapping[str, Any], exact: Mapping[str, Any], half_ulp: float
+) -> Verdict:
+    """Holds ``outputs`` against the original's ``expected``, and both against float64.
+
+    Two rules, for every output: the fused model is as near to the original as rounding explains (:data:`ROUNDINGS`), and
+    its error against float64 is at most twice the original's plus one ulp.
+    """
     worst_abs = worst_rel = 0.0
-    problem = ("PASSED", "")
+    status, reason = Status.PASSED, ""
     for name, want in expected.items():
         got = outputs[name]
         if got.shape != want.shape:
-            return "INCORRECT_SHAPE", f"{name}: {got.shape} — expected {want.shape}", None, None
+            return Verdict(Status.INCORRECT_SHAPE, f"{name}: {got.shape} — expected {want.shape}")
         if got.dtype != want.dtype:
-            return "INCORRECT_DTYPE", f"{name}: {got.dtype} — expected {want.dtype}", None, None
+            return Verdict(Status.INCORRECT_DTYPE, f"{name}: {got.dtype} — expected {want.dtype}")
         deviation, scale = _deviation(got, want)
-        worst_abs, worst_rel = max(worst_abs, deviation), max(worst_rel, deviation / scale if deviation else 0.0)
+        worst_abs, worst_rel = max(worst_abs, deviation), max(worst_rel, deviation / scale)
         ours, theirs = _deviation(got, exact[name])[0], _deviation(want, exact[name])[0]
-        if not deviation <= bound * scale:
-            problem = ("INCORRECT_NUMERICAL", f"{name}: {deviation:.3g} from the original — at most {bound * scale:.3g}")
-        elif not ours <= 2 * theirs + _half_ulp(opened.graph) * 2 * scale:
-            problem = (
-                "INCORRECT_NUMERICAL",
-                f"{name}: {ours:.3g} from float64 — at most twice the original's {theirs:.3g} and one ulp",
+        if not deviation <= (allowed := ROUNDINGS * half_ulp * scale):
+            status, reason = (
+                Status.INCORRECT_NUMERICAL,
+                f"{name}: {deviation:.3g} from the original — at most {allowed:.3g}",
             )
-    return (*problem, worst_abs, worst_rel)
+        elif not ours <= (allowed := 2 * theirs + 2 * half_ulp * scale):
+            status, reason = Status.INCORRECT_NUMERICAL, f"{name}: {ours:.3g} from float64 — at most {allowed:.3g}"
+    return Verdict(status, reason, worst_abs, worst_rel)
 
 
 def _deviation(a: Any, b: Any) -> tuple[float, float]:
@@ -132,30 +134,19 @@ def _half_ulp(graph: Graph) -> float:
     return 2.0 ** -(min(widths, default=52) + 1)
 
 
-def _host(array: Any) -> Any:
-    """``array`` as NumPy, whatever library it belongs to."""
-    if isinstance(array, np.ndarray):
-        return array
-    if hasattr(array, "get"):  # CuPy
-        return array.get()
-    if hasattr(array, "detach"):  # torch
-        array = array.detach().cpu()
-        if str(array.dtype) == "torch.bfloat16":
-            return array.view(array.dtype.to_real() if False else _int16(array)).numpy().view(DTYPES["bfloat16"].numpy)
-        return array.numpy()
-    return np.asarray(array)
-
-
-def _int16(array: Any) -> Any:
-    import sys
-
-    return sys.modules["torch"].int16
-
-
-def _placed(inputs: dict[str, Any], device: str) -> dict[str, Any]:
-    """The inputs on the device: NumPy for the simulator, torch CUDA tensors otherwise."""
+def _placed(inputs: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """The inputs as NumPy for the simulator, as torch CUDA tensors for a GPU."""
     if device != "cuda":
-        return {k: _host(v) for k, v in inputs.items()}
-    from fusionreg.integrations.torch import arrays
+        return {k: host(v) for k, v in inputs.items()}
+    from fusionreg.integrations.torch.arrays import from_numpy
 
-    return {k: arrays.to_cuda(v) for k, v in inputs.items()}
+    return {k: from_numpy(host(v)).cuda() for k, v in inputs.items()}
+
+
+def host(array: Any) -> Any:
+    """``array`` as NumPy, whatever library and device it is of."""
+    if type(array).__module__.startswith("torch"):
+        from fusionreg.integrations.torch.arrays import to_numpy
+
+        return to_numpy(array.detach().cpu())
+    return array.get() if hasattr(array, "get") else np.asarray(array)

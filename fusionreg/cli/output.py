@@ -14,8 +14,13 @@ if TYPE_CHECKING:
 JSON_HELP = "Print JSON instead of a table."
 
 STYLES = {
-    "PASSED": "green", "fused": "green", "ok": "green",
-    "SKIPPED": "yellow", "SKIPPED_UNSUPPORTED": "yellow", "fallback": "yellow", "pending": "yellow",
+    "PASSED": "green",
+    "fused": "green",
+    "ok": "green",
+    "SKIPPED": "yellow",
+    "SKIPPED_UNSUPPORTED": "yellow",
+    "fallback": "yellow",
+    "pending": "yellow",
 }
 
 
@@ -53,9 +58,14 @@ def progress(description: str, quiet: bool = False) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
         TextColumn("{task.fields[what]}"),
-        console=console(stderr=True), transient=True, disable=quiet or not sys.stderr.isatty(),
+        console=console(stderr=True),
+        transient=True,
+        disable=quiet or not sys.stderr.isatty(),
     ) as bar:
         task = bar.add_task(description, total=None, what="")
 

@@ -101,6 +101,10 @@ def _torch() -> Any:
 
 def _missing(extra: str, error: ImportError) -> MissingDependencyError:
     return MissingDependencyError(
-        "cannot read model", "", f"{error.name or error} is not installed", f"the extra {extra!r}",
-        f"Run: pip install 'fusionreg[{extra}]'", extra=extra,
+        "cannot read model",
+        "",
+        f"{error.name or error} is not installed",
+        f"the extra {extra!r}",
+        f"Run: pip install 'fusionreg[{extra}]'",
+        extra=extra,
     )

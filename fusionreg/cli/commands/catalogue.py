@@ -21,16 +21,24 @@ def list_(
     """Every fusion installed, from a cached manifest: no plugin is imported when nothing changed."""
     from fusionreg.core import manifest
 
-    rows = [
-        r for r in manifest.read() if (not tag or tag in r["tags"]) and (not plugin or plugin == r["plugin"])
-    ]
+    rows = [r for r in manifest.read() if (not tag or tag in r["tags"]) and (not plugin or plugin == r["plugin"])]
     if json:
         return print_json(rows)
-    table("", ("fusion", "plugin", "version", "kernels", "evidence", "summary"), [
-        (r["name"], r["plugin"], r["version"], ", ".join(k["name"] for k in r["kernels"]),
-         "yes" if r["evidence"] else "no", r["summary"])
-        for r in rows
-    ])
+    table(
+        "",
+        ("fusion", "plugin", "version", "kernels", "evidence", "summary"),
+        [
+            (
+                r["name"],
+                r["plugin"],
+                r["version"],
+                ", ".join(k["name"] for k in r["kernels"]),
+                "yes" if r["evidence"] else "no",
+                r["summary"],
+            )
+            for r in rows
+        ],
+    )
 
 
 @app.command()
@@ -50,7 +58,11 @@ def show(
     entry = registry[name]
     if source:
         sources = describe.sources(entry, target=arch, kernel=kernel, dtype=dtype, ops=registry.catalog.ops)
-        for unit in [{"kernel": s.kernel, "target": s.target, "options": s.options, "text": s.text} for s in sources] if json else []:
+        for unit in (
+            [{"kernel": s.kernel, "target": s.target, "options": s.options, "text": s.text} for s in sources]
+            if json
+            else []
+        ):
             print_json(unit)
         if not json:
             for s in sources:
@@ -76,9 +88,12 @@ def plugins(
     if json:
         print_json(rows)
     else:
-        table("", ("plugin", "distribution", "version", "status", "fusions", "reason"), [
-            (r["name"], r["distribution"], r["version"], r["status"], len(r["fusions"]), r["reason"]) for r in rows
-        ], status=3)
+        table(
+            "",
+            ("plugin", "distribution", "version", "status", "fusions", "reason"),
+            [(r["name"], r["distribution"], r["version"], r["status"], len(r["fusions"]), r["reason"]) for r in rows],
+            status=3,
+        )
     if strict and catalog.failures:
         raise typer.Exit(FAILED)
 

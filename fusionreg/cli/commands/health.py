@@ -23,7 +23,9 @@ def doctor(json: Json = False) -> None:
     if json:
         print_json([c.to_dict() for c in checks])
     else:
-        table("", ("check", "status", "found", "to do"), [(c.name, c.status, c.found, c.advice) for c in checks], status=1)
+        table(
+            "", ("check", "status", "found", "to do"), [(c.name, c.status, c.found, c.advice) for c in checks], status=1
+        )
     if any(c.status == "missing" and c.required for c in checks):
         raise typer.Exit(FAILED)
 
@@ -51,4 +53,6 @@ def why(name: Annotated[str, typer.Argument(help="a fusion, or fusion/kernel")],
     from fusionreg.core.cache import Cache
 
     facts = Cache.default().why(name)
-    print_json(facts) if json else table("", ("part of the key", "was", "is"), [(f["part"], f["was"], f["is"]) for f in facts])
+    print_json(facts) if json else table(
+        "", ("part of the key", "was", "is"), [(f["part"], f["was"], f["is"]) for f in facts]
+    )

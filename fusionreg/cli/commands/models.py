@@ -25,10 +25,14 @@ def match(
     found = registry.match(graph, explain=explain)
     plan = registry.plan(graph, policy=policy, matches=found)
     if json:
-        print_json({
-            "model": model, "nodes": len(graph.nodes), **plan.to_dict(),
-            "failures": [f.to_dict() for f in found.failures],
-        })
+        print_json(
+            {
+                "model": model,
+                "nodes": len(graph.nodes),
+                **plan.to_dict(),
+                "failures": [f.to_dict() for f in found.failures],
+            }
+        )
     else:
         show_plan(plan, found.failures if explain else ())
     if not plan.chosen:
@@ -37,10 +41,16 @@ def match(
 
 def show_plan(plan, failures) -> None:
     """Prints the chosen sites, the losers and the failed matches."""
-    table("fused", ("fusion", "operators", "at", "nodes"), [
-        (m.fusion, len(m.nodes), m.source, " ".join(m.nodes)) for m in plan.chosen
-    ])
+    table(
+        "fused",
+        ("fusion", "operators", "at", "nodes"),
+        [(m.fusion, len(m.nodes), m.source, " ".join(m.nodes)) for m in plan.chosen],
+    )
     if plan.losers:
-        table("\nnot taken", ("fusion", "at", "reason"), [(x.match.fusion, x.match.root, x.reason) for x in plan.losers])
+        table(
+            "\nnot taken", ("fusion", "at", "reason"), [(x.match.fusion, x.match.root, x.reason) for x in plan.losers]
+        )
     if failures:
-        table("\nnearly", ("fusion", "at", "matched", "why not"), [(f.fusion, f.node, f.depth, str(f)) for f in failures])
+        table(
+            "\nnearly", ("fusion", "at", "matched", "why not"), [(f.fusion, f.node, f.depth, str(f)) for f in failures]
+        )

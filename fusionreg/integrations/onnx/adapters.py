@@ -8,7 +8,7 @@ operators merely added element types. Checked against onnxruntime for opsets 11 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Call:
         constant: adds a constant: (array, stem) → name.
         value: name → type.
         known: name → array of a constant that nobody can replace, else None.
+        after: a node that must follow: (op, further inputs, attrs); it takes the first output, and writes its name.
     """
 
     op: str
@@ -44,8 +45,7 @@ class Call:
     constant: Callable[[np.ndarray, str], str]
     value: Callable[[str], Value]
     known: Callable[[str], np.ndarray | None]
-    #: helper nodes that must follow: each takes the raw output name and returns the name that stands for it.
-    after: list[Callable[[str], str]] = field(default_factory=list)
+    after: tuple[str, tuple[str, ...], dict[str, Any]] | None = None
 
     def input(self, index: int) -> str:
         """Name of an input, ``""`` when left out."""
@@ -102,7 +102,7 @@ def _coerced_softmax(call: Call) -> None:
     extents = call.emit("Shape", [x], {})
     call.inputs[0] = call.emit("Flatten", [x], {"axis": axis})
     call.attrs["axis"] = -1
-    call.after.append(lambda y: call.emit("Reshape", [y, extents], {"allowzero": 1}))
+    call.after = ("Reshape", (extents,), {"allowzero": 1})
 
 
 def _batch_normalization(call: Call) -> None:

@@ -217,11 +217,12 @@ class Importer:
         else:
             types = self.infer(call.op, call.inputs, call.attrs, raw, stated, call.whom)
             self.add(scope, call, raw, types, stem, source, {})
-        for wrap in call.after:
-            wrapped = wrap(raw[0])
-            scope.names[node.outputs[0]] = wrapped
+        if call.after is not None:
+            op, further, attrs = call.after
+            types = self.infer(op, [raw[0], *further], attrs, names[:1], stated[:1], call.whom)
+            scope.builder.node(op, (raw[0], *further), types, name=f"{stem}_{op.lower()}", attrs=attrs, source=source)
         for value, name in zip(node.outputs, names, strict=False):
-            if name and not call.after:
+            if name:
                 scope.names[value] = name
 
     def add(

@@ -107,7 +107,8 @@ def value_info(graph: Graph, name: str) -> onnx.ValueInfoProto:
 def tensor_proto(array: np.ndarray, kind: str, name: str) -> onnx.TensorProto:
     """An array as a named tensor; 8- and 16-bit floats keep their bits."""
     if kind == "string":
-        return onnx.helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, list(map(str, array.reshape(-1))))
+        texts: Any = [str(s) for s in array.reshape(-1)]
+        return onnx.helper.make_tensor(name, onnx.TensorProto.STRING, array.shape, texts)
     if kind in DTYPES:
         proto = onnx.TensorProto(name=name, data_type=DTYPES[kind].onnx, dims=array.shape)
         little = array if array.dtype.byteorder in "<=|" else array.astype(array.dtype.newbyteorder("<"))

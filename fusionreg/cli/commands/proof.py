@@ -1,0 +1,148 @@
+"""Proof: ``run`` on fusions and on models."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusionreg.cli.main import FAILED, USAGE, app
+from fusionreg.cli.output import console, number, print_json, progress, table
+
+if TYPE_CHECKING:
+    from fusionreg.core.report import Report
+
+
+@app.command()
+def run(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(help="fusions, or models (.onnx, .pt2, package.module:callable); all fusions by default"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, sim or cuda")] = "auto",
+    cases: Annotated[str, typer.Option(help="quick, or all of the derived cases")] = "quick",
+    kernel: Annotated[list[str] | None, typer.Option(help="only these kernels (name or fusion/name)")] = None,
+    policy: Annotated[str, typer.Option(help="of the planner: off, conservative, balanced, aggressive")] = "balanced",
+    explain: Annotated[bool, typer.Option("--explain", help="Of models, also what nearly matched.")] = False,
+    expect: Annotated[
+        str, typer.Option(help="Fail unless a kernel like this ran at a model's site, e.g. */tensor_core")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="of a model's random inputs")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write all results as JSON.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write all results as JUnit XML.")] = None,
+    evidence: Annotated[
+        Path | None, typer.Option(help="Write the evidence of a GPU run (needs --device cuda).")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail when a plugin failed to load.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the report instead of tables.")] = False,
+) -> None:
+    """Proves fusions (validate, render, compile for every target, execute, compare with float64) and models.
+
+    A model is matched, planned, run fused, and compared with its original artefact on the same inputs.
+    """
+    from fusionreg.api import load_registry
+    from fusionreg.core.proof import prove
+
+    registry = load_registry(strict=strict, device=device)
+    if evidence and device != "cuda":
+        typer.echo("error: --evidence records a GPU run: add --device cuda", err=True)
+        raise typer.Exit(USAGE)
+    models = [t for t in targets or () if _is_model(t)]
+    fusions = [t for t in targets or () if not _is_model(t)]
+    found = _checked_models(registry, models, device, policy, seed, explain, quiet=json)
+    if fusions or not models:
+        with progress("proving", quiet=json) as tell:
+            proven = prove(
+                registry.catalog, fusions, device=device, cases=cases, kernels=kernel,
+                progress=lambda done, total, e: tell(done, total, f"{e.fusion}/{e.kernel} {e.case}"),
+                evidence=evidence,
+            )  # fmt: skip
+        found = proven + found
+    if report:
+        found.write_json(report)
+    if junit:
+        found.write_junit(junit)
+    if json:
+        print_json(found.to_json())
+    elif found.evaluations:
+        show_evaluations(found)
+    ran = [site["kernel"] for row in found.models for site in row.sites]
+    if expect and not any(fnmatch(k, expect) for k in ran):
+        typer.echo(f"error: no site ran a kernel like {expect}: {sorted(set(ran))}", err=True)
+        raise typer.Exit(FAILED)
+    if not found.ok:
+        raise typer.Exit(FAILED)
+
+
+def _is_model(target: str) -> bool:
+    return ":" in target or target.endswith((".onnx", ".pt2"))
+
+
+def _checked_models(
+    registry, models: list[str], device: str, policy: str, seed: int, explain: bool, quiet: bool
+) -> Report:
+    from fusionreg.cli.commands.models import show_plan
+    from fusionreg.core.report import Report
+
+    rows = []
+    for target in models:
+        from fusionreg.checking import check_model
+
+        with progress(f"running {Path(target).name}", quiet=quiet):
+            checked = check_model(
+                registry,
+                target,
+                device="cuda" if device == "cuda" else "sim",
+                seed=seed,
+                policy=policy,
+                explain=explain,
+            )
+        rows.append(checked.row)
+        if not quiet:
+            row = checked.row
+            console().rule(f"{Path(target).name}: {row.nodes} nodes", align="left")
+            show_plan(checked.plan, checked.failures)
+            table(
+                "\nran",
+                ("fusion", "kernel", "status", "nodes", "reason"),
+                [(s["fusion"], s["kernel"], s["status"], len(s["nodes"]), s["reason"]) for s in row.sites],
+                status=2,
+            )
+            table(
+                "\nagainst the original",
+                ("status", "max abs", "max rel", "reason"),
+                [(row.status, number(row.max_abs), number(row.max_rel), row.reason)],
+                status=0,
+            )
+    return Report((), tuple(rows))
+
+
+def show_evaluations(found: Report) -> None:
+    """One line per kernel and status, then each failure with its reason."""
+    groups: dict[tuple[str, str, str, str], list] = {}
+    for e in found.evaluations:
+        groups.setdefault((e.fusion, e.kernel, e.device, e.status), []).append(e)
+    table(
+        "",
+        ("fusion", "kernel", "device", "status", "cases", "max abs", "max rel", "reason"),
+        [
+            (
+                *key,
+                len(group),
+                number(max(e.max_abs for e in group)),
+                number(max(e.max_rel for e in group)),
+                "; ".join(sorted({e.reason for e in group if e.reason}))[:200] if key[3] != "PASSED" else "",
+            )
+            for key, group in sorted(groups.items())
+        ],
+        status=3,
+    )
+    if found.failures:
+        table(
+            "\nfailures", ("case", "status", "reason"), [(e.key, e.status, e.reason) for e in found.failures], status=1
+        )
+    counts = ", ".join(f"{n} {status}" for status, n in found.counts.items())
+    device = found.environment.get("device", "")
+    typer.echo(f"\n{counts} on {device}")
