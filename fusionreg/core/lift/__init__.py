@@ -9,11 +9,11 @@ from __future__ import annotations
 from ..ir import Graph
 from ..ops import Vocabulary
 from ..rewrite import eliminate_dead, fold_constants
-from .engine import Compiled, Rule, compile_rules, run
+from .engine import Compiled, Rule, compile_rules, relevant, run
 from .rules import EARLY, RULES
 from .site import Site
 
-__all__ = ["EARLY", "RULES", "Compiled", "Rule", "Site", "compile_rules", "lift", "run"]
+__all__ = ["EARLY", "RULES", "Compiled", "Rule", "Site", "compile_rules", "lift", "relevant", "run"]
 
 
 def lift(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None = None) -> Graph:
@@ -27,12 +27,14 @@ def lift(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None = None
         ops: the vocabulary.
         log: when given, receives (rule, node) for every rewrite.
     """
-    graph = eliminate_dead(graph)
-    graph = eliminate_dead(run(graph, compile_rules(EARLY, ops), log))
-    rules = compile_rules(RULES, ops)
+    graph = _rewritten(eliminate_dead(graph), EARLY, ops, log)
     while True:
-        folded = fold_constants(graph, ops)
-        lifted = eliminate_dead(run(eliminate_dead(folded), rules, log))
+        lifted = _rewritten(eliminate_dead(fold_constants(graph, ops)), RULES, ops, log)
         if lifted.nodes == graph.nodes:
             return lifted
         graph = lifted
+
+
+def _rewritten(graph: Graph, rules: tuple[Rule, ...], ops: Vocabulary, log: list[tuple[str, str]] | None) -> Graph:
+    compiled = compile_rules(relevant(rules, {n.op for n in graph.nodes}), ops)
+    return eliminate_dead(run(graph, compiled, log))

@@ -7,8 +7,10 @@ outputs keep their names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..errors import FusionregError
@@ -47,6 +49,34 @@ class Rule:
     conditions: tuple[Condition, ...] = ()
     derive: Derive | None = None
     shared: bool = False
+
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """Operators that the pattern calls, all of which a graph must have."""
+        return _called(self.pattern)
+
+    @cached_property
+    def makes(self) -> frozenset[str]:
+        """Operators that the replacement calls."""
+        return _called(self.replacement)
+
+
+_CALL = re.compile(r"([A-Za-z][\w.]*)\(")
+
+
+def _called(text: str) -> frozenset[str]:
+    return frozenset(name.replace(".", "::") for name in _CALL.findall(text))
+
+
+def relevant(rules: Iterable[Rule], present: Iterable[str]) -> tuple[Rule, ...]:
+    """The rules that can ever fit in a graph with these operators, what other rules bring in included."""
+    rules, have = tuple(rules), set(present)
+    while True:
+        fitting = tuple(r for r in rules if r.needs <= have)
+        made = have.union(*(r.makes for r in fitting))
+        if made == have:
+            return fitting
+        have = made
 
 
 @dataclass(frozen=True)
