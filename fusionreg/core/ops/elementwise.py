@@ -13,17 +13,19 @@ from .define import operator, specs_in
 from .inference import Attributes, Constants, Inputs, Type, boolean, broadcast, operand, same
 
 
-def _unary(name: str, function: str, cuda: str = "") -> Any:
+def _unary(name: str, function: str, cuda: str = "", summary: str = "") -> Any:
     def meaning(xp: Any, x: Any) -> Any:
         return getattr(xp.ns, function)(x)
 
+    meaning.__doc__ = summary
     return operator(name, "x", infer=same, pointwise=True, cuda=cuda)(meaning)
 
 
-def _binary(name: str, function: str, cuda: str = "", commutative: bool = True) -> Any:
+def _binary(name: str, function: str, cuda: str = "", commutative: bool = True, summary: str = "") -> Any:
     def meaning(xp: Any, a: Any, b: Any) -> Any:
         return getattr(xp.ns, function)(a, b)
 
+    meaning.__doc__ = summary
     return operator(name, "a b", pointwise=True, commutative=commutative, cuda=cuda)(meaning)
 
 
@@ -246,12 +248,12 @@ def bit_shift(xp: Any, a: Any, b: Any, *, direction: str) -> Any:
     return shift(a, b)
 
 
-log1p = _unary("fusionreg::Log1p", "log1p", "log1pf(x)")
-expm1 = _unary("fusionreg::Expm1", "expm1", "expm1f(x)")
-trunc = _unary("fusionreg::Trunc", "trunc", "truncf(x)")
-log2 = _unary("fusionreg::Log2", "log2", "log2f(x)")
-atan2 = _binary("fusionreg::Atan2", "atan2", "atan2f(a, b)", commutative=False)
-hypot = _binary("fusionreg::Hypot", "hypot", "hypotf(a, b)")
+log1p = _unary("fusionreg::Log1p", "log1p", "log1pf(x)", "log(1 + x), exact for small x.")
+expm1 = _unary("fusionreg::Expm1", "expm1", "expm1f(x)", "exp(x) - 1, exact for small x.")
+trunc = _unary("fusionreg::Trunc", "trunc", "truncf(x)", "x rounded toward zero.")
+log2 = _unary("fusionreg::Log2", "log2", "log2f(x)", "The logarithm to base 2.")
+atan2 = _binary("fusionreg::Atan2", "atan2", "atan2f(a, b)", False, "The angle of the point (b, a), in (-π, π].")
+hypot = _binary("fusionreg::Hypot", "hypot", "hypotf(a, b)", True, "√(a² + b²) without overflow.")
 
 
 @operator("fusionreg::Rsqrt", "x", infer=same, pointwise=True, cuda="1.0f / sqrtf(x)")

@@ -231,8 +231,9 @@ def _range_type(inputs: Inputs, attributes: Attributes, constants: Constants) ->
     return [(dtype, (max(0, math.ceil((last - first) / step)),))]
 
 
-@operator("Range", "start limit delta", infer=_range_type)
-def range_(xp: Any, start: Any, limit: Any, delta: Any) -> Any:
+@operator("Range", "start limit delta", infer=_range_type, attributes={"stash_type": "float32"})
+def range_(xp: Any, start: Any, limit: Any, delta: Any, *, stash_type: str) -> Any:
+    """As ONNX Range: start + i · delta, computed wide."""
     first, last, step = xp.scalar(start), xp.scalar(limit), xp.scalar(delta)
     count = xp.arange(max(0, math.ceil((last - first) / step)))
     return xp.cast(count, xp.name_of(start)) * delta + start

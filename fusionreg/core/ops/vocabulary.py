@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -101,8 +103,9 @@ def complete(spec: OpSpec, given: Mapping[str, Any], whom: str = "") -> FrozenDi
 def normalise(spec: OpSpec, raw: Mapping[str, Any]) -> FrozenDict[str, Any]:
     """ONNX attribute values in this vocabulary's form, attributes equal to their default left out.
 
-    Lists become tuples, bytes become text, dtype numbers become names, and the one-element tensor of
-    ``ConstantOfShape.value`` becomes ``value`` (a number) and ``dtype``.
+    Lists become tuples, bytes become text, dtype numbers become names, a float32 number becomes the shortest decimal
+    that means it (so that ONNX's 1e-5 equals Python's), and the one-element tensor of ``ConstantOfShape.value`` becomes
+    ``value`` (a number) and ``dtype``.
     """
     out: dict[str, Any] = {}
     for name, value in raw.items():
@@ -110,13 +113,31 @@ def normalise(spec: OpSpec, raw: Mapping[str, Any]) -> FrozenDict[str, Any]:
             value = from_onnx(value).name if value else ""
         elif isinstance(value, bytes):
             value = value.decode()
+        elif isinstance(value, float):
+            value = _shortest(value)
         elif hasattr(value, "dtype") and hasattr(value, "reshape"):
             out["dtype"] = value.dtype.name
             value = value.reshape(-1)[0].item()
         elif isinstance(value, Sequence) and not isinstance(value, str):
-            value = tuple(v.decode() if isinstance(v, bytes) else v for v in value)
+            value = tuple(
+                v.decode() if isinstance(v, bytes) else _shortest(v) if isinstance(v, float) else v for v in value
+            )
         out[name] = value
     return FrozenDict({k: v for k, v in out.items() if k not in spec.attributes or not _equal(v, spec.attributes[k])})
+
+
+def _shortest(value: float) -> float:
+    """The decimal of fewest digits whose float32 is ``value``; ``value`` itself when it is no float32."""
+
+    def single(x: float) -> float:
+        try:
+            return struct.unpack("f", struct.pack("f", x))[0]
+        except OverflowError:
+            return math.inf
+
+    if not math.isfinite(value) or single(value) != value:
+        return value
+    return next(x for digits in range(1, 18) if single(x := float(f"{value:.{digits}g}")) == value)
 
 
 def _equal(a: Any, b: Any) -> bool:
