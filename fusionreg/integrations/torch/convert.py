@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import torch
 
 from fusionreg.core.errors import FusionregError, GraphError
 from fusionreg.core.ir import Graph
@@ -52,6 +55,23 @@ class Imported:
     states: dict[str, str]
     results: tuple[Result, ...]
     writes: tuple[Write, ...]
+
+    @property
+    def numbers(self) -> frozenset[str]:
+        """Graph inputs that the caller passes as numbers."""
+        metas = self.program.metas
+        return frozenset(s.name for s in self.program.user_inputs if isinstance(metas.get(s.name), NumberMeta))
+
+    def inputs(self, leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Tensors by graph input name for the leaves of a call, the written buffers as the module has them."""
+        kinds = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+        given: dict[str, torch.Tensor] = {}
+        for spec, leaf in zip(self.program.user_inputs, leaves, strict=True):
+            meta = self.program.metas.get(spec.name)
+            if spec.kind == "user":
+                given[spec.name] = torch.tensor(leaf, dtype=kinds[meta.kind]) if isinstance(meta, NumberMeta) else leaf
+        states = {name: self.program.weights[target].detach().clone() for name, target in self.states.items()}
+        return {**given, **states}
 
 
 def convert(program: Program, ops: Vocabulary | None = None) -> Imported:

@@ -29,13 +29,20 @@ class ExportedCallable:
     Args:
         imported: the converted program.
         execute: runs the graph, fused or not.
+        model: the fused model behind ``execute``, for a look at its plan and sites.
     """
 
-    def __init__(self, imported: Imported, execute: Execute) -> None:
+    def __init__(self, imported: Imported, execute: Execute, model: Any = None) -> None:
         self.imported = imported
+        self.model = model
         self._execute = execute
         weights = imported.program.weights
         self._states = {name: weights[target].detach().clone() for name, target in imported.states.items()}
+
+    @property
+    def sites(self) -> tuple[Any, ...]:
+        """Where fusions were applied, with what happened there at the last call."""
+        return tuple(self.model.sites) if self.model is not None else ()
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,8 +45,22 @@ _SYMBOLIC: Mapping[str, Callable[..., Any]] = FrozenDict(
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What running a program gave: the leaves it returns, and the new content of what it wrote by target name."""
+
+    leaves: tuple[Any, ...]
+    buffers: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, torch.Tensor]
+
+
 def run(program: Program, leaves: Sequence[Any], device: str | torch.device | None = None) -> Any:
-    """What the exported program returns for the leaves of a call, nested as at export.
+    """What the exported program returns for the leaves of a call, nested as at export; see :func:`execute`."""
+    return program.result_structure.unflatten(execute(program, leaves, device).leaves)
+
+
+def execute(program: Program, leaves: Sequence[Any], device: str | torch.device | None = None) -> Outcome:
+    """Runs the program on torch.
 
     Args:
         program: as read, writes and all.
@@ -68,11 +84,8 @@ def run(program: Program, leaves: Sequence[Any], device: str | torch.device | No
         else:
             env[spec.name] = program.weights[spec.target].detach().to(where)
     _own_what_is_written(program, env)
-    remaining: dict[str, int] = {}
-    for call in program.calls:
-        for name in call.refs():
-            remaining[name] = remaining.get(name, 0) + 1
-    kept = {spec.value.name for spec in program.outputs if isinstance(spec.value, Ref)}
+    remaining = Counter(name for call in program.calls for name in call.refs())
+    kept = {o.value.name for o in program.outputs if isinstance(o.value, Ref)} | {i.name for i in program.inputs}
     with torch.no_grad():
         for call in program.calls:
             if call.target not in SILENT:
@@ -81,8 +94,15 @@ def run(program: Program, leaves: Sequence[Any], device: str | torch.device | No
                 remaining[name] -= 1
                 if not remaining[name] and name not in kept:
                     env.pop(name, None)
-    results = [env[o.value.name] if isinstance(o.value, Ref) else o.value for o in program.outputs if o.kind == "user"]
-    return program.result_structure.unflatten(results)
+    found = {"user": [], "buffer": [], "input": []}  # type: dict[str, list[tuple[str, Any]]]
+    for o in program.outputs:
+        found[o.kind].append((o.target, env[o.value.name] if isinstance(o.value, Ref) else o.value))
+    in_place = {s.kind: [] for s in program.inputs}  # type: dict[str, list[tuple[str, Any]]]
+    for spec in program.inputs:
+        in_place[spec.kind].append((spec.target or spec.name, env[spec.name]))
+    states = {**dict(in_place.get("buffer", ())), **dict(in_place.get("parameter", ())), **dict(found["buffer"])}
+    arguments = {**dict(in_place.get("user", ())), **dict(found["input"])}
+    return Outcome(tuple(value for _, value in found["user"]), states, arguments)
 
 
 def _own_what_is_written(program: Program, env: dict[str, Any]) -> None:
