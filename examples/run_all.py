@@ -16,7 +16,7 @@ import transformer_encoder
 
 
 def main() -> int:
-    fusionreg = [sys.executable, "-m", "fusionreg.cli.main"]
+    fusionreg = [sys.executable, "-m", "fusionreg"]
     fusions = subprocess.run([*fusionreg, "run", "--device", "sim"]).returncode
     with tempfile.TemporaryDirectory() as folder:
         encoder = Path(folder) / "transformer_encoder.pt2"

@@ -80,6 +80,3 @@ def _own_words() -> set[str]:
     commands = {c.name or (c.callback.__name__ if c.callback else "") for c in app.registered_commands}
     return commands | {g.name or "" for g in app.registered_groups}
 
-
-if __name__ == "__main__":
-    main()

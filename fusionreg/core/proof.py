@@ -10,18 +10,16 @@ from . import evidence as proofs
 from .cache import Cache
 from .compiler import ObjectCode, compile_all
 from .conformance import cases as derived
-from .conformance import coverage, executor_for, run
+from .conformance import executor_for, run
 from .conformance.runner import Progress
 from .errors import FusionregError, MissingDependencyError, UnknownNameError
-from .problem import select
-from .render import render
 from .report import Evaluation, Report, Status
 from .targets import SHIPPED, accepts, target
+from .units import first_units
 
 if TYPE_CHECKING:
     from .entries import FusionEntry, KernelEntry
     from .registry import Catalog
-    from .render import KernelSource
 
 
 def prove(
@@ -55,27 +53,17 @@ def prove(
 
 def compiled(kernels: Sequence[tuple[FusionEntry, KernelEntry]], cache: Cache | None) -> list[Evaluation]:
     """One evaluation per kernel and shipped architecture: the first unit of each dtype, compiled by NVRTC."""
-    units: list[tuple[FusionEntry, KernelEntry, str, str, KernelSource]] = []
-    for entry, kernel in kernels:
-        for name in (t for t in SHIPPED if any(accepts(d, target(t)) for d in kernel.spec.targets)):
-            plain, _, _ = coverage.rows(entry, kernel, derived.base_axes(entry), name, 0)
-            for trial in plain:
-                problem = coverage.problem_of(entry, trial, name)
-                assert problem is not None, "coverage only makes rows that the fusion admits"
-                candidate = next(c for c in select(entry, problem, pending=True).accepted if c.kernel is kernel)
-                units.append(
-                    (
-                        entry,
-                        kernel,
-                        ",".join(trial.dtypes.values()),
-                        name,
-                        render(entry, kernel, problem, candidate.params),
-                    )
-                )
-    codes = compile_all([source for *_, source in units], cache)
+    units = [
+        (entry, kernel, name, unit)
+        for entry, kernel in kernels
+        for name in SHIPPED
+        if any(accepts(declared, target(name)) for declared in kernel.spec.targets)
+        for unit in first_units(entry, kernel, name)
+    ]
+    codes = compile_all([unit.source for *_, unit in units], cache)
     return [
-        _evaluation(entry, kernel, dtype, name, code, source.digest)
-        for (entry, kernel, dtype, name, source), code in zip(units, codes, strict=True)
+        _evaluation(entry, kernel, unit.dtypes, name, code, unit.source.digest)
+        for (entry, kernel, name, unit), code in zip(units, codes, strict=True)
     ]
 
 

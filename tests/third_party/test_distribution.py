@@ -61,7 +61,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fusionreg(python: Path, cache: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "FUSIONREG_CACHE_DIR": str(cache)}
     return subprocess.run(
-        [str(python), "-m", "fusionreg.cli.main", *args], capture_output=True, text=True, env=env, timeout=240
+        [str(python), "-m", "fusionreg", *args], capture_output=True, text=True, env=env, timeout=240
     )
 
 

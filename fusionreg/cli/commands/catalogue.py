@@ -51,28 +51,23 @@ def show(
     dtype: Annotated[str, typer.Option(help="Dtype of every dtype variable (default: its first).")] = "",
 ) -> None:
     """One fusion: its pattern, tensors, constraints and kernels; with --source the CUDA that would be compiled."""
-    from fusionreg.api import load_registry
     from fusionreg.core import describe
+    from fusionreg.core.registry import load
 
-    registry = load_registry()
-    entry = registry[name]
+    entry = load()[name]
     if source:
-        sources = describe.sources(entry, target=arch, kernel=kernel, dtype=dtype, ops=registry.catalog.ops)
-        for unit in (
-            [{"kernel": s.kernel, "target": s.target, "options": s.options, "text": s.text} for s in sources]
-            if json
-            else []
-        ):
-            print_json(unit)
-        if not json:
-            for s in sources:
-                typer.echo(f"// {s.fusion}/{s.kernel} for {s.target}: {' '.join(s.options)}")
-                typer.echo(s.text)
-        return
-    if json:
-        return print_json(entry.spec.model_dump(mode="json"))
-    for line in describe.lines(entry):
-        typer.echo(line)
+        units = list(describe.sources(entry, arch=arch, kernel=kernel, dtype=dtype))
+        if json:
+            return print_json([
+                {"kernel": u.kernel, "target": u.target, "options": u.options, "entry": u.entry, "text": u.text}
+                for u in units
+            ])
+        for unit in units:
+            typer.echo(f"// {unit.kernel} for {unit.target}: {' '.join(unit.options)}\n{unit.text}")
+    elif json:
+        print_json(entry.spec.model_dump(mode="json"))
+    else:
+        typer.echo(describe.text(entry))
 
 
 @app.command()

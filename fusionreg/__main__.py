@@ -1,0 +1,6 @@
+"""``python -m fusionreg``."""
+
+from fusionreg.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A fusion in words and lists, for ``fusionreg show``. Floor 7."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import evidence
+from .render import KernelSource
+from .targets import SHIPPED, accepts, target
+from .units import first_units
+
+if TYPE_CHECKING:
+    from .entries import FusionEntry, KernelEntry
+
+
+def sources(entry: FusionEntry, *, arch: str, kernel: str = "", dtype: str = "") -> Iterator[KernelSource]:
+    """The rendered unit of each kernel that ``arch`` accepts, for one dtype (the first by default).
+
+    Raises: :class:`UnknownNameError` for a kernel or architecture that nothing has.
+    """
+    target(arch)
+    for k in [entry.kernel(kernel)] if kernel else entry.kernels:
+        if not any(accepts(d, target(arch)) for d in k.spec.targets):
+            continue
+        units = [u for u in first_units(entry, k, arch) if not dtype or dtype in u.dtypes.split(",")]
+        yield from (u.source for u in units[:1])
+
+
+def text(entry: FusionEntry) -> str:
+    """Several lines: what it fuses, the tensors, what makes it legal, and its kernels."""
+    spec = entry.spec
+    lines = [f"{spec.name} {spec.version} ({entry.plugin})", spec.summary, ""]
+    for i, pattern in enumerate(spec.pattern):
+        lines += [f"pattern{'' if i == 0 else f' (spelling {i + 1})'}", *(f"  {line}" for line in pattern.splitlines())]
+    lines += _section("inputs", {f"{n}?" if n in entry.optional else n: t for n, t in spec.inputs.items()})
+    lines += _section("outputs", spec.outputs)
+    lines += _section("dtypes", {k: " ".join(v) for k, v in spec.dtypes.items()})
+    lines += _section("axes", spec.axes)
+    lines += _section("choices", {k: " ".join(v) for k, v in entry.choices.items()})
+    attributes = {n: f"{a.type} = {a.default!r}  {a.summary}".rstrip() for n, a in spec.attributes.items()}
+    lines += _section("attributes", attributes)
+    lines += _section("legal when", dict.fromkeys(spec.constraints, ""))
+    for kernel in entry.kernels:
+        lines += _kernel(entry, kernel)
+    return "\n".join(lines)
+
+
+def _kernel(entry: FusionEntry, kernel: KernelEntry) -> list[str]:
+    spec = kernel.spec
+    targets = [t for t in SHIPPED if any(accepts(d, target(t)) for d in spec.targets)]
+    rows: dict[str, Any] = {
+        "compiled for": " ".join(targets),
+        "rounding": spec.rounding,
+        "evidence": evidence.state(entry, kernel),
+        "grid, block": f"({', '.join(spec.grid)}), ({', '.join(spec.block)})",
+        "cluster": ", ".join(spec.cluster),
+        "shared memory": spec.shared_memory if spec.shared_memory != "0" else "",
+        "workspace": spec.workspace if spec.workspace != "0" else "",
+        "launch": " ".join(f for f in ("cooperative", "programmatic") if getattr(spec, f)),
+        "strided": " ".join(spec.strides),
+        "parameters": "; ".join(f"{k}: {' '.join(map(str, v))}" for k, v in spec.params.items()),
+        "pending": spec.pending,
+        "simulator": spec.simulator,
+    }
+    lines = _section(f"kernel {kernel.name} of {kernel.plugin}: {spec.summary}", {k: v for k, v in rows.items() if v})
+    return lines + [f"  requires {condition}" for condition in spec.requires]
+
+
+def _section(title: str, rows: Mapping[str, Any]) -> list[str]:
+    width = max(map(len, rows), default=0)
+    return ["", title, *(f"  {name:<{width}}  {value}".rstrip() for name, value in rows.items())] if rows else []
