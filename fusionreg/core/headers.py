@@ -31,6 +31,7 @@ _NEEDS = dict.fromkeys(
     ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"), ("nv/target", "vector_types.h", "crt/host_defines.h")
 )
 
+_DEFAULT_TOOLKIT = "/usr/local/cuda"
 _MARKS = ("cuda_fp16.h", "nv/target", "crt/host_defines.h", "nvrtc.h")
 
 
@@ -56,7 +57,7 @@ def _wheel_folders() -> list[Path]:
 def _toolkit_folders() -> list[Path]:
     nvcc = shutil.which("nvcc")
     roots = [os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), nvcc and str(Path(nvcc).resolve().parents[1])]
-    bases = [Path(r) for r in (*roots, "/usr/local/cuda") if r]
+    bases = [Path(r) for r in (*roots, _DEFAULT_TOOLKIT) if r]
     return [folder for base in bases for folder in (base / "include", base / "include" / "cccl")]
 
 
@@ -75,9 +76,11 @@ def wheel_of(header: str) -> str:
 def missing(header: str, whom: str = "", directories: Sequence[Path] = ()) -> MissingDependencyError:
     """The error for a header that is not there: it names the header, the wheel, and the extra that brings all."""
     places = ", ".join(map(str, directories)) or "no folder of CUDA headers"
+    package = wheel_of(header)
     return MissingDependencyError(
-        "cannot compile", whom, f"CUDA header {header} is not in {places}", f"the one of pip package {wheel_of(header)}",
-        "Install it with: pip install 'fusionreg[cuda13]', or set CUDA_PATH to a toolkit", header=header, package=wheel_of(header),
+        "cannot compile", whom, f"CUDA header {header} is not in {places}", f"the one of pip package {package}",
+        "Install it with: pip install 'fusionreg[cuda13]', or set CUDA_PATH to a toolkit",
+        header=header, package=package,
     )  # fmt: skip
 
 

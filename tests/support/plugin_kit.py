@@ -34,7 +34,9 @@ def catalog(folder: Path, templates: Mapping[str, str], *specs: FusionSpec, pref
     for path, text in templates.items():
         (package / path).parent.mkdir(parents=True, exist_ok=True)
         (package / path).write_text(text, encoding="utf-8")
-    found = importlib.util.spec_from_file_location(name, package / "__init__.py", submodule_search_locations=[str(package)])
+    found = importlib.util.spec_from_file_location(
+        name, package / "__init__.py", submodule_search_locations=[str(package)]
+    )
     assert found is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module

@@ -151,7 +151,11 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        free = meta.find_undeclared_variables(tree)
+        try:
+            free = meta.find_undeclared_variables(tree)
+        except jinja2.TemplateSyntaxError as e:  # an unknown filter or test: found by a compiler that knows no file
+            e.name, e.filename = name, filename
+            raise
         first: dict[str, int] = {}
         for node in tree.find_all(nodes.Name):
             if node.name in free and node.ctx == "load":

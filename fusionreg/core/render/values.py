@@ -80,7 +80,10 @@ def float_literal(value: float, *, double: bool = False) -> str:
         raw = f"0x{struct.unpack('<I', packed)[0]:08x}U"
     if not math.isfinite(exact):  # no literal exists, and NVRTC lacks __builtin_inff; this one is constexpr everywhere
         return f"__builtin_bit_cast({kind}, {raw})"
-    text = float.hex(exact) if exact else ("-0.0" if math.copysign(1.0, exact) < 0 else "0.0")
+    text = "-0.0" if math.copysign(1.0, exact) < 0 else "0.0"
+    if exact:
+        mantissa, exponent = float.hex(exact).split("p")
+        text = f"{mantissa.rstrip('0').rstrip('.')}p{exponent}"
     return f"({text}{suffix})" if text.startswith("-") else text + suffix
 
 
