@@ -71,9 +71,10 @@ def offset(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.
 
 def cancel(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
     """Along the last axis ones, one half, as many minus ones: sums to 0.5, and to 0 where a partial sum was rounded."""
-    values = np.zeros(shape)
-    if values.size:
-        half = (shape[-1] - 1) // 2 if shape else 0
+    values = np.full(shape, 0.5)
+    if values.ndim and values.size:
+        values[...] = 0.0
+        half = (shape[-1] - 1) // 2
         values[..., :half] = 1.0
         values[..., half] = 0.5
         values[..., half + 1 : 2 * half + 1] = -1.0

@@ -56,7 +56,9 @@ def test_rounded_does_not_round_twice():
 
 
 def test_rounded_overflows_to_infinity():
-    np.testing.assert_array_equal(rounded(np.array([65519.9, 65520.0, -1e9]), dtype("float16")), [65504, np.inf, -np.inf])
+    np.testing.assert_array_equal(
+        rounded(np.array([65519.9, 65520.0, -1e9]), dtype("float16")), [65504, np.inf, -np.inf]
+    )
     assert np.isnan(rounded(np.array([1e9]), dtype("float8_e4m3fn")))[0]
 
 
@@ -126,7 +128,7 @@ def test_subnormals_may_not_be_flushed():
 def test_integers_and_bools_are_equal():
     a = np.array([1, 2, 3])
     assert compare(a, a, a, rounding="once").passed
-    assert not compare(a + [0, 0, 1], a, a, rounding="once").passed
+    assert not compare(np.array([1, 2, 4]), a, a, rounding="once").passed
     b = np.array([True, False])
     assert not compare(~b, b, b, rounding="once").passed
 

@@ -1,0 +1,31 @@
+"""The devices that conformance runs on. Floor 7."""
+
+from __future__ import annotations
+
+from ..cache import Cache
+from ..errors import ArgumentError, MissingDependencyError
+from .execute import Executor
+
+DEVICES = ("auto", "sim", "cuda")
+
+
+def executor_for(device: str, cache: Cache | None = None) -> Executor:
+    """The executor of a device word. ``auto`` is the GPU where there is one, else the simulator.
+
+    Raises:
+        ArgumentError: for an unknown word.
+        MissingDependencyError: where ``cuda`` has no GPU, driver or CuPy.
+    """
+    from .gpu import GpuExecutor
+    from .simulated import SimExecutor
+
+    if device not in DEVICES:
+        raise ArgumentError("unknown device", repr(device), "", f"one of {', '.join(DEVICES)}")
+    if device == "sim":
+        return SimExecutor(cache)
+    try:
+        return GpuExecutor(cache)
+    except MissingDependencyError:
+        if device == "cuda":
+            raise
+        return SimExecutor(cache)

@@ -1,0 +1,200 @@
+"""One kernel on one trial: forced, poisoned, repeated, compared. Floor 7."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ..errors import ArgumentError, CompileError, FusionregError, MissingDependencyError, RenderError
+from ..ops import Vocabulary
+from ..problem import Problem, bind, select
+from ..problem.selection import Candidate
+from ..render import KernelSource, render
+from ..report import Evaluation, Status
+from .compare import Comparison, compare
+from .coverage import open_dtypes
+from .reference import Reference, reference
+from .trial import Trial
+
+if TYPE_CHECKING:
+    from ..entries import FusionEntry, KernelEntry
+
+#: What outputs hold before a launch: the first would spread, the second would pass for a number.
+POISONS = (float("nan"), 1e4)
+
+Outputs = dict[str, np.ndarray]
+Mutate = Callable[[KernelSource], KernelSource]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial bound to a kernel that accepts it, and the rendered unit."""
+
+    entry: FusionEntry
+    kernel: KernelEntry
+    trial: Trial
+    problem: Problem
+    candidate: Candidate
+    source: KernelSource
+    arrays: Mapping[str, np.ndarray]
+
+
+class Executor(Protocol):
+    """A device that runs kernels.
+
+    Attributes:
+        device: ``sim``, or the GPU's name.
+        target: the architecture that units are rendered for.
+    """
+
+    device: str
+    target: str
+
+    def refusal(self, kernel: KernelEntry) -> str:
+        """Why this device cannot run ``kernel`` at all; "" when it can."""
+        ...
+
+    def compile(self, source: KernelSource) -> Any:
+        """The runnable code; :class:`CompileError`. Called from several threads."""
+        ...
+
+    def launch(self, code: Any, job: Job, poison: float) -> Outputs:
+        """New outputs, which held ``poison`` before the launch. Raises a :class:`FusionregError` for any fault it sees:
+        an access out of bounds, a race, a changed input, an error of the driver."""
+        ...
+
+    def stress(self, code: Any, job: Job, expected: Outputs) -> str:
+        """What else this device can try (another stream, graph replay): how that differs from ``expected``, or ""."""
+        ...
+
+
+def prepare(
+    entry: FusionEntry, kernel: KernelEntry, trial: Trial, executor: Executor, mutate: Mutate | None = None
+) -> Job | Evaluation:
+    """The job of ``trial`` on exactly ``kernel``; an evaluation where there is none to run."""
+    refused = executor.refusal(kernel)
+    if refused:
+        return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, refused)
+    arrays = trial.arrays(entry)
+    try:
+        problem = bind(entry, trial.tensors(arrays), {**trial.keywords, **open_dtypes(entry, trial)}, executor.target)
+        selection = select(entry, problem, pending=True)
+        chosen = next((c for c in selection.accepted if c.kernel is kernel), None)
+        if chosen is None:
+            reason = next((r.reason for r in selection.refused if r.kernel is kernel), "it is not in the registry")
+            return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, reason)
+        source = render(entry, kernel, problem, chosen.params)
+    except ArgumentError as e:
+        return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, str(e))
+    except RenderError as e:
+        return _result(kernel, trial, executor, Status.COMPILE_ERROR, str(e))
+    return Job(entry, kernel, trial, problem, chosen, mutate(source) if mutate else source, arrays)
+
+
+def execute(job: Job, executor: Executor, ops: Vocabulary, *, stress: bool = False) -> Evaluation:
+    """Runs the job twice, with the outputs poisoned differently, and judges both outcomes."""
+    started = time.perf_counter()
+
+    def result(status: Status, reason: str = "", worst: Comparison | None = None) -> Evaluation:
+        made = _result(job.kernel, job.trial, executor, status, reason)
+        figures = {} if worst is None else {"max_abs": worst.max_abs, "max_rel": worst.max_rel}
+        return replace(made, **figures, seconds=time.perf_counter() - started, digest=job.source.digest)
+
+    try:
+        code = executor.compile(job.source)
+    except MissingDependencyError as e:
+        return result(Status.SKIPPED_UNSUPPORTED, str(e))
+    except CompileError as e:
+        return result(Status.COMPILE_ERROR, str(e))
+    wanted = reference(job.entry, job.trial, job.arrays, ops)
+    before = {name: a.tobytes() for name, a in job.arrays.items()}
+    try:
+        runs = [_run(code, job, executor, poison) for poison in POISONS]
+        for name, held in before.items():
+            if job.arrays[name].tobytes() != held:
+                return result(Status.RUNTIME_ERROR, f"the kernel changed its input {name}")
+        found = [_judge(job, outputs, wanted) for outputs in runs]
+        worst = next((c for c in found if not c.passed), max(found, key=lambda c: c.max_abs))
+        if not worst.passed:
+            return result(Status(worst.status), worst.reason, worst)
+        if differs := difference(runs[0], runs[1]):
+            return result(Status.INCORRECT_NUMERICAL, f"a repeated call gives another result: {differs}", worst)
+        if stress and not job.problem.empty and (differs := executor.stress(code, job, runs[0])):
+            return result(Status.INCORRECT_NUMERICAL, differs, worst)
+    except TimeoutError as e:
+        return result(Status.TIMEOUT, str(e))
+    except FusionregError as e:
+        return result(Status.RUNTIME_ERROR, str(e))
+    return result(Status.PASSED, "", worst)
+
+
+def empty_outputs(job: Job, poison: float) -> Outputs:
+    """Outputs of the job's shapes and dtypes, filled with ``poison`` (all bits set in an integer)."""
+    from ..dtypes import dtype
+
+    found: Outputs = {}
+    for name in job.problem.output_names:
+        tensor = job.problem.tensors[name]
+        assert tensor is not None, "an output is always present"
+        kind = dtype(tensor.dtype)
+        array = np.empty(job.problem.shapes[name], kind.numpy)
+        if kind.kind in "fc":
+            array[...] = poison
+        elif kind.kind in "iu":
+            array[...] = -1 if kind.kind == "i" else np.iinfo(kind.numpy).max
+        else:
+            array[...] = True
+        found[name] = array
+    return found
+
+
+def _run(code: Any, job: Job, executor: Executor, poison: float) -> Outputs:
+    return empty_outputs(job, poison) if job.problem.empty else executor.launch(code, job, poison)
+
+
+def _judge(job: Job, outputs: Outputs, wanted: Reference) -> Comparison:
+    """The first output that is wrong, else the one with the largest error."""
+    rounding = job.kernel.spec.rounding
+    extra = {t.dtype: t.ulp for t in job.entry.spec.tolerances}
+    found = []
+    for name, got in outputs.items():
+        verdict = compare(
+            got,
+            wanted.exact[name],
+            wanted.chain[name],
+            rounding=rounding,
+            allowed=wanted.allowed[name],
+            extra_ulp=extra.get(got.dtype.name, 0.0),
+        )
+        found.append(replace(verdict, reason=f"{name}: {verdict.reason}" if verdict.reason else ""))
+    return next((c for c in found if not c.passed), max(found, key=lambda c: c.max_abs))
+
+
+def difference(a: Outputs, b: Outputs) -> str:
+    """The first output whose bits differ, as half a sentence; NaNs are equal whatever their bits."""
+    for name in a:
+        same = a[name].tobytes() == b[name].tobytes()
+        if not same and a[name].dtype.kind not in "iub":
+            x, y = a[name].astype(np.float64), b[name].astype(np.float64)
+            same = bool(np.array_equal(x, y, equal_nan=True))
+        if not same:
+            wrong = a[name].astype(np.float64) != b[name].astype(np.float64)
+            return f"{name} differs in {int(wrong.sum())} of {a[name].size} elements"
+    return ""
+
+
+def _result(kernel: KernelEntry, trial: Trial, executor: Executor, status: Status, reason: str) -> Evaluation:
+    return Evaluation(
+        kernel.fusion,
+        kernel.name,
+        trial.name,
+        trial.dtype,
+        status,
+        device=executor.device,
+        target=executor.target,
+        reason=reason,
+    )

@@ -1,0 +1,75 @@
+"""The two references of a trial: the pattern in float64, and the unfused chain at the trial's dtypes. Floor 7."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..evaluate import evaluate
+from ..ops import Vocabulary, numpy_backend
+from ..pattern import instantiate
+from .compare import POOL, pooled
+from .trial import Trial
+
+if TYPE_CHECKING:
+    from ..entries import FusionEntry
+    from ..ir import Graph
+
+#: Equal runs with other random values, at most, from which the chain's error is pooled.
+REPLICAS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Outputs by name: ``exact`` in float64, ``chain`` as the unfused operators give them, ``allowed`` the pooled
+    error of the chain."""
+
+    exact: Mapping[str, np.ndarray]
+    chain: Mapping[str, np.ndarray]
+    allowed: Mapping[str, np.ndarray]
+
+
+def graph_of(entry: FusionEntry, trial: Trial, ops: Vocabulary) -> Graph:
+    """The concrete graph that the fusion's first spelling stands for in this trial."""
+    return instantiate(
+        entry.patterns[0],
+        entry.spec,
+        dtypes=trial.dtypes,
+        shapes=trial.shapes(entry),
+        ops=ops,
+        choices=trial.choices,
+        attributes=trial.attributes,
+        absent=trial.absent,
+    )
+
+
+def reference(entry: FusionEntry, trial: Trial, arrays: Mapping[str, np.ndarray], ops: Vocabulary) -> Reference:
+    """Evaluates the pattern on ``arrays``, and on further random values where the outputs have too few elements."""
+    graph = graph_of(entry, trial, ops)
+    exact, chain = _both(graph, arrays, ops)
+    errors = {name: [_error(chain[name], exact[name])] for name in exact}
+    smallest = min((e[0].size for e in errors.values() if e[0].size), default=POOL)
+    for replica in range(1, min(REPLICAS, -(-POOL // smallest))):
+        again, rounded = _both(graph, trial.arrays(entry, replica), ops)
+        for name in errors:
+            errors[name].append(_error(rounded[name], again[name]))
+    return Reference(exact, chain, {name: pooled(found) for name, found in errors.items()})
+
+
+def _both(graph: Graph, arrays: Mapping[str, np.ndarray], ops: Vocabulary):
+    given = {name: np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape) for name in graph.inputs}
+    backend = numpy_backend()
+    exact = evaluate(graph, given, ops=ops, backend=backend, mode="exact")
+    chain = evaluate(graph, given, ops=ops, backend=backend, mode="step")
+    return {k: np.asarray(v) for k, v in exact.items()}, {k: np.asarray(v) for k, v in chain.items()}
+
+
+def _error(chain: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    if chain.dtype.kind in "iub":
+        return np.zeros(chain.shape)
+    wide = np.complex128 if chain.dtype.kind == "c" else np.float64
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.abs(chain.astype(wide) - exact.astype(wide))

@@ -1,0 +1,119 @@
+"""Running conformance over a registry. Floor 7."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ..cache import Cache
+from ..errors import FusionregError, UnknownNameError
+from ..report import Evaluation, Report
+from . import cases as derived
+from .devices import executor_for
+from .execute import Executor, Job, Mutate, execute, prepare
+from .trial import Trial
+
+if TYPE_CHECKING:
+    from ..entries import FusionEntry, KernelEntry
+    from ..registry import Catalog
+
+Progress = Callable[[int, int, Evaluation], None]
+"""Called after each evaluation with (done, total, it)."""
+
+
+def run(
+    catalog: Catalog,
+    names: Sequence[str] = (),
+    *,
+    device: str = "auto",
+    cases: derived.Extent = "all",
+    kernels: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    cache: Cache | None = None,
+    executor: Executor | None = None,
+    mutate: Mutate | None = None,
+) -> Report:
+    """Every kernel of the named fusions on every case.
+
+    Args:
+        catalog: the registry.
+        names: fusions; empty for all.
+        device: ``sim``, ``cuda``, or ``auto``: a GPU where there is one.
+        cases: ``quick`` or ``all``; see :func:`cases.derive`.
+        kernels: kernel names or ``fusion/kernel`` keys to keep; None for all. Each runs as itself or is
+            SKIPPED_UNSUPPORTED with a reason; no kernel ever stands in for another.
+        progress: told of each evaluation.
+        cache: for compiled units; None compiles anew.
+        executor: the device itself, in place of ``device``.
+        mutate: changes every rendered unit before it is compiled: how mutants are made.
+
+    Raises: :class:`UnknownNameError` for a fusion or kernel that nothing has.
+    """
+    entries = [catalog[name] for name in names] if names else list(catalog.fusions.values())
+    chosen = _kernels(entries, kernels)
+    on = executor or executor_for(device, cache)
+    trials = [(e, k, t) for e, k in chosen for t in derived.derive(e, k, on.target, cases)]
+    report = Report(environment=Report().environment | on_facts(on))
+    evaluations: list[Evaluation] = []
+    for made in _evaluations(trials, on, catalog, mutate, stress=True):
+        evaluations.append(made)
+        if progress is not None:
+            progress(len(evaluations), len(trials), made)
+    return Report(tuple(evaluations), (), report.environment)
+
+
+def on_facts(executor: Executor) -> dict[str, str]:
+    """What an executor adds to a report's environment."""
+    return {"device": executor.device, "target": executor.target, **getattr(executor, "facts", {})}
+
+
+def run_one(
+    catalog: Catalog, fusion: str, kernel: str, trial: Trial, executor: Executor, mutate: Mutate | None = None
+) -> Evaluation:
+    """One kernel on one trial; for tests and reproducers."""
+    entry = catalog[fusion]
+    job = prepare(entry, entry.kernel(kernel), trial, executor, mutate)
+    return job if isinstance(job, Evaluation) else execute(job, executor, catalog.ops, stress=True)
+
+
+def _kernels(entries: Sequence[FusionEntry], wanted: Sequence[str] | None) -> list[tuple[FusionEntry, KernelEntry]]:
+    everything = [(e, k) for e in entries for k in e.kernels]
+    if wanted is None:
+        return everything
+    for name in wanted:
+        if not any(name in (k.name, k.key) for _, k in everything):
+            raise UnknownNameError.among("kernel", name, {n for _, k in everything for n in (k.name, k.key)})
+    return [(e, k) for e, k in everything if k.name in wanted or k.key in wanted]
+
+
+def _evaluations(
+    trials: Sequence[tuple[FusionEntry, KernelEntry, Trial]],
+    executor: Executor,
+    catalog: Catalog,
+    mutate: Mutate | None,
+    *,
+    stress: bool,
+) -> Iterator[Evaluation]:
+    """In order of ``trials``. Units compile ahead in threads; each distinct one is stressed on its first case."""
+    jobs = [prepare(entry, kernel, trial, executor, mutate) for entry, kernel, trial in trials]
+    distinct = {j.source.digest: j for j in jobs if isinstance(j, Job)}
+    stressed: set[str] = set()
+
+    def ahead(job: Job) -> None:
+        with suppress(FusionregError):  # the same error comes back where the job itself is executed
+            executor.compile(job.source)
+
+    with ThreadPoolExecutor(max(1, min(len(distinct) or 1, os.cpu_count() or 1))) as pool:
+        pending = {digest: pool.submit(ahead, job) for digest, job in distinct.items()}
+        for job in jobs:
+            if isinstance(job, Evaluation):
+                yield job
+                continue
+            pending[job.source.digest].result()
+            first = job.source.digest not in stressed and not job.problem.empty
+            if first:
+                stressed.add(job.source.digest)
+            yield execute(job, executor, catalog.ops, stress=stress and first)

@@ -1,0 +1,159 @@
+"""Every status arises where it should, and every way of being wrong is noticed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fusionreg.core.conformance import derive, mutants, run, run_mutants, run_one
+from fusionreg.core.conformance.mutants import LAUNCH_MUTANTS, edit, mutants_of
+from fusionreg.core.errors import CompileError, SimulatorError, UnknownNameError
+from fusionreg.core.report import Status
+
+FUSION = "gemm.scale_bias"
+
+
+def trial(catalog, name: str, kernel: str = "plain"):
+    entry = catalog[FUSION]
+    return next(t for t in derive(entry, entry.kernel(kernel), "sm_90a") if t.name == name)
+
+
+def judge(catalog, fake, name="float32-base", kernel="plain", **kwargs):
+    return run_one(catalog, FUSION, kernel, trial(catalog, name, kernel), fake(**kwargs))
+
+
+@pytest.mark.parametrize("kernel", ["plain", "tensor_core"])
+def test_a_perfect_kernel_passes_every_case(catalog, fake, kernel):
+    report = run(catalog, [FUSION], executor=fake(), cases="all", kernels=[kernel])
+    assert report.ok, report.failures[:3]
+    assert report.counts["PASSED"] > 100
+    assert all(e.device == "fake" and e.target == "sm_90a" for e in report.evaluations)
+
+
+def test_units_compile_once_each_ahead_of_use(catalog, fake):
+    executor = fake()
+    report = run(catalog, ["gemm.scale"], executor=executor, cases="quick")
+    digests = {e.digest for e in report.evaluations if e.digest}
+    assert set(executor.compiled) == digests and len(digests) < 20
+
+
+def test_a_kernel_that_refuses_is_skipped_with_its_reason(catalog, fake):
+    found = judge(catalog, fake, "bfloat16-K=1", "tensor_core")
+    assert found.status is Status.SKIPPED_UNSUPPORTED and "K % 8 == 0" in found.reason
+    found = judge(catalog, fake, refuses="it needs wings")
+    assert found.status is Status.SKIPPED_UNSUPPORTED and found.reason == "it needs wings"
+
+
+def test_compile_error(catalog, fake):
+    def fails(source):
+        raise CompileError("cannot compile", source.kernel, "expected ;")
+
+    found = judge(catalog, fake, compiles=fails)
+    assert found.status is Status.COMPILE_ERROR and "expected ;" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(SimulatorError("race", "in k"), Status.RUNTIME_ERROR), (TimeoutError("too long"), Status.TIMEOUT)],
+)
+def test_errors_of_the_launch(catalog, fake, error, status):
+    def fails(outputs, job, poison):
+        raise error
+
+    assert judge(catalog, fake, wrong=fails).status is status
+
+
+def changed(change):
+    def wrong(outputs, job, poison):
+        return {n: change(a, job, poison) for n, a in outputs.items()}
+
+    return wrong
+
+
+def off_by_two_ulp(a, job, poison):
+    return np.nextafter(np.nextafter(a, np.inf, dtype=a.dtype), np.inf, dtype=a.dtype)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (lambda a, job, poison: a[:1], Status.INCORRECT_SHAPE),
+        (lambda a, job, poison: a.astype(np.float64), Status.INCORRECT_DTYPE),
+        (lambda a, job, poison: a * np.float32(1.001), Status.INCORRECT_NUMERICAL),
+        (lambda a, job, poison: np.where(a == a.max(), poison, a).astype(a.dtype), Status.INCORRECT_NUMERICAL),
+        (lambda a, job, poison: a + a.dtype.type(np.isnan(poison) * 1e-9), Status.INCORRECT_NUMERICAL),
+    ],
+    ids=["shape", "dtype", "numerical", "stale element", "depends on what the output held"],
+)
+def test_wrong_outputs(catalog, fake, change, status):
+    assert judge(catalog, fake, wrong=changed(change)).status is status
+
+
+def test_a_changed_input_is_noticed(catalog, fake):
+    def scribbles(outputs, job, poison):
+        job.arrays["x"][0, 0] = 7
+        return outputs
+
+    found = judge(catalog, fake, wrong=scribbles)
+    assert found.status is Status.RUNTIME_ERROR and "input x" in found.reason
+
+
+def test_a_stress_difference_fails(catalog, fake):
+    class Stressed(fake):
+        def stress(self, code, job, expected):
+            return "on the default stream, y differs in 3 of 9 elements"
+
+    found = run_one(catalog, FUSION, "plain", trial(catalog, "float32-base"), Stressed())
+    assert found.status is Status.INCORRECT_NUMERICAL and "default stream" in found.reason
+
+
+def test_empty_outputs_launch_nothing(catalog, fake):
+    def never(outputs, job, poison):
+        raise AssertionError("launched")
+
+    assert judge(catalog, fake, "float32-M=0", wrong=never).status is Status.PASSED
+
+
+def test_progress_counts_to_the_end(catalog, fake):
+    seen = []
+    report = run(
+        catalog, ["gemm.activation"], executor=fake(), cases="quick", progress=lambda i, n, e: seen.append((i, n, e))
+    )
+    total = len(report.evaluations)
+    assert [(i, n) for i, n, _ in seen] == [(i, total) for i in range(1, total + 1)]
+    assert [e for *_, e in seen] == list(report.evaluations)
+
+
+def test_unknown_names(catalog, fake):
+    with pytest.raises(UnknownNameError, match=r"did you mean gemm\.bias"):
+        run(catalog, ["gemm.bais"], executor=fake())
+    with pytest.raises(UnknownNameError, match="plain"):
+        run(catalog, [FUSION], executor=fake(), kernels=["plane"])
+
+
+def test_every_launch_mutant_dies(catalog, fake):
+    verdicts = run_mutants(catalog, [FUSION], executor=fake())
+    launched = [v for v in verdicts if v.mutant in {m.name for m in LAUNCH_MUTANTS}]
+    assert len(launched) == 2 * len(LAUNCH_MUTANTS)
+    assert not [str(v) for v in launched if v.survived]
+
+
+def test_a_mutant_that_changes_nothing_does_not_apply(catalog, fake):
+    verdicts = run_mutants(
+        catalog, [FUSION], executor=fake(), kernels=["plain"], extra=[edit("none", "no such text", "")]
+    )
+    assert not verdicts[-1].applies and not verdicts[-1].survived
+    survivors = [v for v in verdicts if v.mutant.startswith("missing_barrier")]
+    assert survivors and all(v.survived for v in survivors)  # the fake executes no source, so it cannot see them
+
+
+def test_source_mutants_remove_one_occurrence_each_and_spare_the_library():
+    unit = 'library __syncthreads(); fr::relu(\n#line 1 "prelude of f/k"\na; __syncthreads(); b; __syncthreads(); fr::relu(v)'
+    made = {m.name: m.source(unit) for m in mutants_of(unit) if m.source}
+    head, _, _ = unit.partition("\n")
+    assert all(text.startswith(head) for text in made.values())
+    assert made["missing_barrier_1"].endswith("a; ; b; __syncthreads(); fr::relu(v)")
+    assert made["missing_barrier_2"].endswith("a; __syncthreads(); b; ; fr::relu(v)")
+    assert made["relu_drops_nan"].endswith("fmaxf(0.0f, v)")
+    assert made["tanh_for_erf"] == unit
+    assert mutants.missing(unit, mutants._WAIT, "missing_wait") == []
