@@ -20,7 +20,7 @@ def main() -> int:
     fusions = subprocess.run([*fusionreg, "run", "--device", "sim"]).returncode
     with tempfile.TemporaryDirectory() as folder:
         encoder = Path(folder) / "transformer_encoder.pt2"
-        transformer_encoder.export(encoder)
+        transformer_encoder.main(str(encoder))
         magika = max(Path(str(files("magika"))).glob("models/*/model.onnx"))
         models = subprocess.run(
             [*fusionreg, "run", str(magika), str(encoder), "--device", "sim", "--explain", "--expect", "*/tensor_core"]

@@ -31,6 +31,7 @@ class Checked:
     """What ``fusionreg run MODEL`` found out: the report's row, and what a reader wants to see beside it."""
 
     row: ModelRow
+    graph: Graph
     plan: Plan
     failures: tuple[FailedMatch, ...] = ()
 
@@ -71,7 +72,7 @@ def check_model(
         target, len(opened.graph.nodes), tuple(asdict(site) for site in model.sites), verdict.status,
         verdict.max_abs, verdict.max_rel, verdict.reason, FrozenDict(device=device),
     )  # fmt: skip
-    return Checked(row, plan, found.failures)
+    return Checked(row, opened.graph, plan, found.failures)
 
 
 @dataclass(frozen=True)

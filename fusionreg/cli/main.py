@@ -79,4 +79,3 @@ def _plugin_commands(args: list[str]) -> None:
 def _own_words() -> set[str]:
     commands = {c.name or (c.callback.__name__ if c.callback else "") for c in app.registered_commands}
     return commands | {g.name or "" for g in app.registered_groups}
-

@@ -58,10 +58,12 @@ def show(
     if source:
         units = list(describe.sources(entry, arch=arch, kernel=kernel, dtype=dtype))
         if json:
-            return print_json([
-                {"kernel": u.kernel, "target": u.target, "options": u.options, "entry": u.entry, "text": u.text}
-                for u in units
-            ])
+            return print_json(
+                [
+                    {"kernel": u.kernel, "target": u.target, "options": u.options, "entry": u.entry, "text": u.text}
+                    for u in units
+                ]
+            )
         for unit in units:
             typer.echo(f"// {unit.kernel} for {unit.target}: {' '.join(unit.options)}\n{unit.text}")
     elif json:

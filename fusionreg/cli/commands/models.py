@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fusionreg.cli.main import NOTHING, app
-from fusionreg.cli.output import JSON_HELP, print_json, table
+from fusionreg.cli.output import JSON_HELP, number, print_json, table
+
+if TYPE_CHECKING:
+    from fusionreg.core.ir import Graph
+    from fusionreg.core.match import FailedMatch
+    from fusionreg.core.planner import Plan
 
 
 @app.command()
@@ -34,23 +40,37 @@ def match(
             }
         )
     else:
-        show_plan(plan, found.failures if explain else ())
+        show_plan(graph, plan, found.failures)
     if not plan.chosen:
         raise typer.Exit(NOTHING)
 
 
-def show_plan(plan, failures) -> None:
-    """Prints the chosen sites, the losers and the failed matches."""
+def show_plan(graph: Graph, plan: Plan, failures: Sequence[FailedMatch]) -> None:
+    """Prints the chosen sites, the losers, and the failed matches that got beyond their first operator."""
+
+    def at(node: str) -> str:
+        return graph.node_by_name[node].source or node
+
     table(
         "fused",
-        ("fusion", "operators", "at", "nodes"),
-        [(m.fusion, len(m.nodes), m.source, " ".join(m.nodes)) for m in plan.chosen],
+        ("fusion", "operators", "at", "saves µs", "nodes"),
+        [
+            (m.fusion, len(m.nodes), at(m.root), number(cost.seconds * 1e6), " ".join(m.nodes))
+            for m, cost in zip(plan.chosen, plan.savings, strict=True)
+        ],
     )
     if plan.losers:
         table(
-            "\nnot taken", ("fusion", "at", "reason"), [(x.match.fusion, x.match.root, x.reason) for x in plan.losers]
+            "\nnot taken",
+            ("fusion", "at", "reason"),
+            [(x.match.fusion, at(x.match.root), x.reason) for x in plan.losers],
         )
-    if failures:
+    deep = [f for f in failures if f.depth > 1]
+    if deep:
         table(
-            "\nnearly", ("fusion", "at", "matched", "why not"), [(f.fusion, f.node, f.depth, str(f)) for f in failures]
+            "\nnearly",
+            ("fusion", "matched", "at", "why not"),
+            [(f.fusion, f.depth, f.source or f.node, f"{f.clause}: {f.found} — {f.expected}") for f in deep],
         )
+    if len(deep) < len(failures):
+        typer.echo(f"\n{len(failures) - len(deep)} more matched one operator only; --json lists them")

@@ -103,7 +103,7 @@ def _checked_models(
         if not quiet:
             row = checked.row
             console().rule(f"{Path(target).name}: {row.nodes} nodes", align="left")
-            show_plan(checked.plan, checked.failures)
+            show_plan(checked.graph, checked.plan, checked.failures)
             table(
                 "\nran",
                 ("fusion", "kernel", "status", "nodes", "reason"),
