@@ -58,7 +58,8 @@ def test_wheels_come_before_a_toolkit(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "package"),
     [
-        ("cuda_fp16.h", "nvidia-cuda-runtime"), ("nv/target", "nvidia-cuda-cccl"), ("crt/host_defines.h", "nvidia-cuda-crt"),
+        ("cuda_fp16.h", "nvidia-cuda-runtime"), ("nv/target", "nvidia-cuda-cccl"),
+        ("crt/host_defines.h", "nvidia-cuda-crt"),
         ("vector_types.h", "nvidia-cuda-runtime"),
     ],
 )  # fmt: skip

@@ -214,7 +214,8 @@ def test_order_is_measured_then_estimate_then_name(tmp_path):
 def test_parameters_default_first_then_tuned(tmp_path):
     e = kernels(
         tmp_path,
-        {"name": "p", "params": {"A": (256, 64, 128), "B": (1, 2)}, "valid": "A * B >= 128", "grid": "ceildiv(M * N, A)", "block": "A"},
+        {"name": "p", "params": {"A": (256, 64, 128), "B": (1, 2)}, "valid": "A * B >= 128",
+         "grid": "ceildiv(M * N, A)", "block": "A"},
     )  # fmt: skip
     p = problem_of(e)
     assert dict(select(e, p).accepted[0].params) == {"A": 256, "B": 1}

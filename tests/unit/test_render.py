@@ -97,7 +97,8 @@ def test_specialised_axes_params_constants_and_bounds(tmp_path):
 def test_strides_attributes_and_workspace_are_parameters(tmp_path):
     template = BODY % "  if (x_stride_0 + x_stride_1 < 0 || alpha < 0.0f || workspace == nullptr) return;\n"
     entry = plugin_kit.entry(
-        tmp_path, template, pattern="y = Swish(Add(x, bias), alpha=alpha)", kernel_strides="x", kernel_workspace="M * 4",
+        tmp_path, template, pattern="y = Swish(Add(x, bias), alpha=alpha)", kernel_strides="x",
+        kernel_workspace="M * 4",
         attributes={"alpha": AttributeSpec(type="float", default=1.0)},
     )  # fmt: skip
     assert [a.parameter for a in rendered(entry).arguments] == [
@@ -155,7 +156,8 @@ def test_choices_and_absent_inputs(tmp_path):
 )
 def test_mistakes_name_template_line_and_variable(tmp_path, line, variable, words):
     error = fails(
-        tmp_path, BODY % ("  // one\n  // two\n" + line + "\n"), kernel_params={"THREADS": (256,)}, kernel_block="THREADS",
+        tmp_path, BODY % ("  // one\n  // two\n" + line + "\n"), kernel_params={"THREADS": (256,)},
+        kernel_block="THREADS",
         loaded=BODY % "  static_assert(THREADS == 256);\n",
     )  # fmt: skip
     assert error.facts["template"].endswith("k.cu.j2") and error.facts["line"] == 6, error
@@ -206,7 +208,7 @@ def test_names_that_c_or_cuda_owns(name):
 def evaluated(literal: str, kind: str = "f") -> float:
     """The value of a literal, by C++'s grammar read with Python: hexadecimal floats, or bits."""
     if "bit_cast" in literal:
-        bits = int(literal.split("0x")[1].rstrip("ULL)"), 16)
+        bits = int(literal.split("0x")[1].translate({ord(c): None for c in "UL)"}), 16)
         return struct.unpack(f"<{kind}", bits.to_bytes(4 if kind == "f" else 8, "little"))[0]
     return float.fromhex(literal.strip("()").rstrip("f")) if "0x" in literal else float(literal.strip("()").rstrip("f"))
 
