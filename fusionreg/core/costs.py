@@ -112,26 +112,23 @@ class CostModel:
             return Cost()
         moved = self._bytes(graph, {*node.inputs, *node.outputs})
         flops = self.flops(graph, node)
-        return Cost(moved, flops, 1, self._seconds(moved, self._time(graph, node, flops)))
+        return Cost(moved, flops, 1, self.seconds(moved, self.busy(graph, node, flops)))
 
     def unfused(self, graph: Graph, nodes: Iterable[str]) -> Cost:
         """The nodes one by one."""
-        return sum((self.node(graph, graph.node_by_name[n]) for n in nodes), Cost())
+        return self.on(graph).unfused(nodes)
 
     def fused(self, graph: Graph, match: Match) -> Cost:
         """The match as one kernel: reads its inputs and writes its outputs once."""
-        moved = self._bytes(graph, {*match.inputs.values(), *match.outputs.values()})
-        nodes = [graph.node_by_name[n] for n in match.nodes]
-        flops = [self.flops(graph, n) for n in nodes]
-        seconds = self.measured(match)
-        if seconds is None:
-            busy = sum(self._time(graph, n, f) for n, f in zip(nodes, flops, strict=True))
-            seconds = self._seconds(moved, busy)
-        return Cost(moved, sum(flops), 1, seconds)
+        return self.on(graph).fused(match)
 
     def saved(self, graph: Graph, match: Match) -> Cost:
         """What fusing saves: unfused minus fused; negative where it costs."""
-        return self.unfused(graph, match.nodes) - self.fused(graph, match)
+        return self.on(graph).saved(match)
+
+    def on(self, graph: Graph) -> GraphCosts:
+        """The same for many matches of one graph: each node is looked at once."""
+        return GraphCosts(self, graph)
 
     def flops(self, graph: Graph, node: Node) -> int:
         """Multiply-adds count twice; an element-wise operation once per element of its largest operand."""
@@ -155,7 +152,8 @@ class CostModel:
     def _bytes(self, graph: Graph, names: Iterable[str]) -> int:
         return sum(self.size(graph.values[n]) for n in names if n)
 
-    def _time(self, graph: Graph, node: Node, flops: int) -> float:
+    def busy(self, graph: Graph, node: Node, flops: int) -> float:
+        """Seconds of a node's arithmetic, were its data there."""
         if node.op in self.free:
             return 0.0
         if node.op in _PRODUCTS:
@@ -163,5 +161,51 @@ class CostModel:
             return flops / self.device.flops.get(kind, self.device.vector_flops)
         return flops / self.device.vector_flops
 
-    def _seconds(self, moved: int, busy: float) -> float:
+    def seconds(self, moved: int, busy: float) -> float:
+        """Seconds of one launch that moves so many bytes and computes for so long."""
         return max(moved / self.device.bandwidth, busy) + self.device.launch
+
+
+class GraphCosts:
+    """A cost model on one graph."""
+
+    def __init__(self, model: CostModel, graph: Graph) -> None:
+        self.model, self.graph = model, graph
+        self._nodes: dict[str, tuple[Cost, float]] = {}
+        self._sizes: dict[str, int] = {}
+
+    def _node(self, name: str) -> tuple[Cost, float]:
+        """A node's cost, and the seconds that its arithmetic alone takes."""
+        known = self._nodes.get(name)
+        if known is None:
+            node = self.graph.node_by_name[name]
+            cost = self.model.node(self.graph, node)
+            known = self._nodes[name] = (cost, self.model.busy(self.graph, node, cost.flops))
+        return known
+
+    def unfused(self, nodes: Iterable[str]) -> Cost:
+        """The nodes one by one."""
+        costs = [self._node(n)[0] for n in nodes]
+        return Cost(
+            sum([c.bytes for c in costs]),
+            sum([c.flops for c in costs]),
+            sum([c.launches for c in costs]),
+            sum([c.seconds for c in costs]),
+        )
+
+    def fused(self, match: Match) -> Cost:
+        """The match as one kernel: reads its inputs and writes its outputs once."""
+        values, sizes, moved = self.graph.values, self._sizes, 0
+        for name in {*match.inputs.values(), *match.outputs.values()}:
+            if name not in sizes:
+                sizes[name] = self.model.size(values[name])
+            moved += sizes[name]
+        nodes = [self._node(n) for n in match.nodes]
+        seconds = self.model.measured(match)
+        if seconds is None:
+            seconds = self.model.seconds(moved, sum([busy for _, busy in nodes]))
+        return Cost(moved, sum([c.flops for c, _ in nodes]), 1, seconds)
+
+    def saved(self, match: Match) -> Cost:
+        """What fusing saves: unfused minus fused; negative where it costs."""
+        return self.unfused(match.nodes) - self.fused(match)

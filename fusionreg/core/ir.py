@@ -158,7 +158,11 @@ class Graph:
             for read in n.reads:
                 if read not in defined:
                     raise GraphError(
-                        "bad graph", self.name, f"node {n.name!r} reads {read!r}", "a value defined before it", node=n.name
+                        "bad graph",
+                        self.name,
+                        f"node {n.name!r} reads {read!r}",
+                        "a value defined before it",
+                        node=n.name,
                     )
             for out in filter(None, n.outputs):
                 if out in defined:
@@ -185,6 +189,7 @@ class GraphBuilder:
     def __init__(self, name: str, taken: Iterable[str] = ()) -> None:
         self.name = name
         self._taken = set(taken)
+        self._counts: dict[str, int] = {}
         self._inputs: list[str] = []
         self._nodes: list[Node] = []
         self._values: dict[str, Value] = {}
@@ -193,10 +198,12 @@ class GraphBuilder:
 
     def fresh(self, stem: str) -> str:
         """A name nobody has: ``stem`` itself when free, else ``stem_2``, ``stem_3`` …"""
-        name, i = stem or "v", 1
+        stem = stem or "v"
+        name, i = stem, self._counts.get(stem, 1)
         while name in self._taken:
             i += 1
-            name = f"{stem or 'v'}_{i}"
+            name = f"{stem}_{i}"
+        self._counts[stem] = i  # where the next search starts: many names of one stem stay linear
         self._taken.add(name)
         return name
 
@@ -222,7 +229,9 @@ class GraphBuilder:
         outs = tuple(outputs)
         if "attrs" in fields:
             fields["attrs"] = FrozenDict(fields["attrs"])
-        node = Node(self.fresh(name or op.rsplit("::", 1)[-1]), op, tuple(inputs), tuple(o.name for o in outs), **fields)
+        node = Node(
+            self.fresh(name or op.rsplit("::", 1)[-1]), op, tuple(inputs), tuple(o.name for o in outs), **fields
+        )
         self._nodes.append(node)
         for o in outs:
             self._taken.add(o.name)

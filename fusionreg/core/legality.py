@@ -7,7 +7,7 @@ the contraction makes no cycle; nothing that the match touches is written in pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,7 +57,7 @@ class Legality:
         self._consumers = graph.consumers
         self._producers = graph.producers
 
-    def check(self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str]) -> Violation | None:
+    def check(self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Collection[str]) -> Violation | None:
         """The first rule that fusing ``nodes`` would break, None when it breaks none.
 
         ``nodes``: in topological order; ``inputs``: values they may read from outside (constants that the match
@@ -65,22 +65,26 @@ class Legality:
         """
         inside = {n.name: n for n in nodes}
         if len(inside) != len(nodes):
-            twice = next(n for i, n in enumerate(nodes) if n.name in {m.name for m in nodes[:i]})
+            twice = next(n for i, n in enumerate(nodes) if n in nodes[:i])
             return Violation(INJECTIVE, twice.name, f"{twice.name} stands for two steps", "different nodes")
+        made: dict[str, Node] = {}
         for n in nodes:
             if n.graphs:
                 return Violation(SUBGRAPH, n.name, f"{n.op} has sub-graphs", "plain operators")
-        made = {o: n for n in nodes for o in n.outputs if o}
+            for o in n.outputs:
+                if o:
+                    made[o] = n
         for name in inputs:
             if name in made:
-                return Violation(
-                    INSIDE, made[name].name, f"input {name} is written by {made[name].name}", "a value from outside"
-                )
-        outputs = set(outputs)
+                found = f"input {name} is written by {made[name].name}"
+                return Violation(INSIDE, made[name].name, found, "a value from outside")
         for name, producer in made.items():
             if name not in outputs and (bad := self.exposure(name, producer, inside)):
                 return bad
-        return self._cycle(nodes, inside, made) or self._mutation(nodes, inside, made)
+        last = nodes[-1]
+        early = [v for v in outputs if made.get(v, last) is not last]
+        bad = self._cycle(nodes, inside, early) if early else None
+        return bad or (self._mutation(nodes, inside, made) if self.mutations else None)
 
     def exposure(self, value: str, producer: Node, inside: Mapping[str, Node]) -> Violation | None:
         """Whether an interior value is visible from outside."""
@@ -98,14 +102,20 @@ class Legality:
             return Violation(EXPOSED, producer.name, found, "a value that only the match reads")
         return None
 
-    def _cycle(self, nodes: Sequence[Node], inside: Mapping[str, Node], made: Mapping[str, Node]) -> Violation | None:
-        """A path that leaves the match and comes back lies between its first and last node: only those are walked."""
-        last = max(self._position[n.name] for n in nodes)
-        stack = [(r, v) for v in made for r in self._consumers.get(v, ()) if r.name not in inside]
+    def _cycle(self, nodes: Sequence[Node], inside: Mapping[str, Node], early: Sequence[str]) -> Violation | None:
+        """A path that leaves the match and comes back lies between its first and last node: only those are walked.
+
+        ``early``: outputs that nodes other than the last make; nothing else is read outside before the last node.
+        """
+        at = self._position
+        last = at[nodes[-1].name]
+        stack = [
+            (r, v) for v in early for r in self._consumers.get(v, ()) if at[r.name] < last and r.name not in inside
+        ]
         seen: set[str] = set()
         while stack:
             node, start = stack.pop()
-            if node.name in seen or self._position[node.name] > last:
+            if node.name in seen or at[node.name] > last:
                 continue
             seen.add(node.name)
             for out in node.outputs:
@@ -119,8 +129,6 @@ class Legality:
     def _mutation(
         self, nodes: Sequence[Node], inside: Mapping[str, Node], made: Mapping[str, Node]
     ) -> Violation | None:
-        if not self.mutations:
-            return None
         for n in nodes:
             if mutated(n):
                 return Violation(

@@ -49,7 +49,7 @@ class Program:
         pattern: the pattern.
         steps: its steps.
         anchors: where a match can be rooted: (step, steps skipped to get there), the longest form first.
-        outputs: (step, output) that are outputs of the pattern.
+        outputs: output name → (step, output).
         readers: (step, output) → at most so many nodes may read the value when it is interior.
         single: whether the pattern has one output.
     """
@@ -58,7 +58,7 @@ class Program:
         self.pattern = pattern
         self.ops = ops
         self.steps = tuple(StepProgram(s, ops) for s in pattern.steps)
-        self.outputs = {(o.step, o.index) for o in pattern.outputs.values()}
+        self.outputs = {n: (o.step, o.index) for n, o in pattern.outputs.items()}
         self.single = len(pattern.outputs) == 1
         self.readers = self._count_readers()
         self.anchors = self._anchors()

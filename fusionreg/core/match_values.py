@@ -54,7 +54,7 @@ def equal(a: Any, b: Any) -> bool:
 class AttributeRules:
     """What one alternative of a step demands of a node's attributes."""
 
-    __slots__ = ("defaults", "exact", "names")
+    __slots__ = ("defaults", "exact", "names", "plain")
 
     def __init__(self, op: OpSpec, given: Mapping[str, Any]) -> None:
         self.defaults: dict[str, Any] = {k: (None if v == REQUIRED else v) for k, v in op.attributes.items()}
@@ -66,10 +66,14 @@ class AttributeRules:
                 self.exact.pop(name, None)
             else:
                 self.exact[name] = value
+        self.plain = self.exact == self.defaults
+        """Whether a node without attributes always fits."""
 
     def check(self, graph: Graph, node: Node) -> tuple[dict[str, Any] | None, tuple[str, Any, Any]]:
         """Bound attributes, or None and (attribute, found, expected)."""
         attrs = node.attrs
+        if self.plain and not attrs:
+            return {}, ("", None, None)
         rank = rank_of(graph, node.inputs[0]) if node.inputs else None
         for name, expected in self.exact.items():
             found = attrs.get(name, self.defaults[name]) if attrs else self.defaults[name]

@@ -114,7 +114,8 @@ def plan(
         raise UnknownNameError.among("policy", policy, get_args(Policy))
     place = graph.position
     ordered = sorted(matches, key=lambda m: (place[m.root], -len(m.nodes), m.fusion, m.plugin, m.spelling))
-    saved = [cost.saved(graph, m) for m in ordered]
+    costs = cost.on(graph)
+    saved = [costs.saved(m) for m in ordered]
     refused: dict[int, str] = {}
     for i, m in enumerate(ordered):
         if reason := _refusal(m, saved[i], policy, accepts, fusions):

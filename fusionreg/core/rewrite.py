@@ -133,12 +133,14 @@ def _call(graph: Graph, m: Match, spec: Any, fresh: Any) -> Node:
 
 def _namer(taken: Iterable[str]) -> Any:
     used = set(taken)
+    counts: dict[str, int] = {}
 
     def fresh(stem: str) -> str:
-        name, i = stem, 1
+        name, i = stem, counts.get(stem, 1)
         while name in used:
             i += 1
             name = f"{stem}_{i}"
+        counts[stem] = i
         used.add(name)
         return name
 

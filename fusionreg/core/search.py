@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .frozen import FrozenDict
+from .frozen import EMPTY, FrozenDict
 from .ir import Graph, Node
 from .legality import CAPTURED, EXPOSED, OUTPUT, Legality
 from .match import Bindings
@@ -88,29 +88,29 @@ class Search:
     # --- goals ---------------------------------------------------------------------------------------------------
 
     def _solve(self, goals: Goals) -> Iterator[Bindings]:
-        if goals is None:
-            yield from self._forward()
-            return
-        operand, value, reader, place, rest = goals
-        if isinstance(operand, Output):
-            yield from self._output(operand, value, reader, rest)
-        elif isinstance(operand, Input):
-            known = self.bound.get(operand.name)
-            if known is None:
-                self._set(self.bound, operand.name, value)
-            elif not self.view.constants.same(known, value):
-                self._failed(
-                    SAME_VALUE, reader, f"{operand.name} is {value} here", f"{known}, as where it was read first"
-                )
+        while goals is not None:
+            operand, value, reader, place, goals = goals
+            if isinstance(operand, Output):
+                yield from self._output(operand, value, reader, goals)
                 return
-            yield from self._solve(rest)
-        elif isinstance(operand, Literal):
-            if self._literal(operand, value, reader, place):
-                yield from self._solve(rest)
-        elif value:
-            self._failed(OPERANDS, reader, f"operand {place} is {value}", "an operand that is left out")
+            if isinstance(operand, Input):
+                known = self.bound.get(operand.name)
+                if known is None:
+                    self._set(self.bound, operand.name, value)
+                elif known != value and not self.view.constants.same(known, value):
+                    found = f"{operand.name} is {value} here"
+                    self._failed(SAME_VALUE, reader, found, f"{known}, as where it was read first")
+                    return
+            elif isinstance(operand, Literal):
+                if not self._literal(operand, value, reader, place):
+                    return
+            elif value:
+                self._failed(OPERANDS, reader, f"operand {place} is {value}", "an operand that is left out")
+                return
+        if None in self.state:
+            yield from self._forward()
         else:
-            yield from self._solve(rest)
+            yield self._bindings()
 
     def _output(self, operand: Output, value: str, reader: Node, rest: Goals) -> Iterator[Bindings]:
         key = (operand.step, operand.index)
@@ -251,7 +251,7 @@ class Search:
                 step, value = s, found
                 break
         if step is None:
-            if all(self.state):
+            if None not in self.state:
                 yield self._bindings()
             return
         for reader in self.view.consumers.get(value, ()):
@@ -267,7 +267,7 @@ class Search:
 
     def _unused(self, step: StepProgram) -> bool:
         """Whether all readers of a step's values are left out, so that it is left out too."""
-        if any((step.index, i) in self.program.outputs for i in range(len(step.outputs))):
+        if any(step.index == at for at, _ in self.program.outputs.values()):
             return False
         readers = [
             r for r in self.program.steps if any(isinstance(o, Output) and o.step == step.index for o in r.operands)
@@ -290,18 +290,21 @@ class Search:
         return self.bound.get((operand.step, operand.index)) if isinstance(operand, Output) else None
 
     def _bindings(self) -> Bindings:
-        steps = {s.index: n for s, n in zip(self.program.steps, self.state, strict=True) if isinstance(n, Node)}
-        pattern = self.program.pattern
         assert self.root is not None
+        steps = {i: n for i, n in enumerate(self.state) if isinstance(n, Node)}
+        nodes = list(steps.values())
+        if len(nodes) > 1:
+            place = self.view.position
+            nodes.sort(key=lambda n: place[n.name])
         return Bindings(
             self.root,
-            tuple(sorted(steps.values(), key=lambda n: self.view.position[n.name])),
+            tuple(nodes),
             FrozenDict(steps),
-            FrozenDict({i: self.bound[i] for i in pattern.inputs if i in self.bound}),
-            FrozenDict({n: v for n, o in pattern.outputs.items() if (v := self.bound.get((o.step, o.index)))}),
-            FrozenDict(self.attributes),
-            FrozenDict(self.choices),
-            FrozenDict(self.literals),
+            FrozenDict({i: self.bound[i] for i in self.program.pattern.inputs if i in self.bound}),
+            FrozenDict({n: v for n, o in self.program.outputs.items() if (v := self.bound.get(o))}),
+            FrozenDict(self.attributes) if self.attributes else EMPTY,
+            FrozenDict(self.choices) if self.choices else EMPTY,
+            FrozenDict(self.literals) if self.literals else EMPTY,
         )
 
     # --- trail ---------------------------------------------------------------------------------------------------
