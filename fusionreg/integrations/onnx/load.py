@@ -79,9 +79,28 @@ class Importer:
             self.interface(scope, graph)
             outputs = self.body(scope, graph)
             self.check_outputs(graph, outputs)
-            return scope.builder.build(outputs)
+            declared = [str(v.name) for v in graph.outputs]
+            return scope.builder.build(list(map(lambda wanted, n: self.renamed(scope, wanted, n), declared, outputs)))
         except GraphError as e:
             raise ModelError("cannot import model", self.whom, str(e).rstrip("."), "a consistent graph") from e
+
+    def renamed(self, scope: Scope, wanted: str, name: str) -> str:
+        """An output of the model under the name that it declares; a function may hand out its own input."""
+        if name != wanted:
+            value = self.types[name]
+            scope.builder.node(
+                "Identity", [name], [self.typed(wanted, value.dtype, value.shape)], name=f"{wanted}_identity"
+            )
+        return wanted
+
+    def output_name(self, scope: Scope, value: onnx_ir.Value) -> str:
+        """What a node's output is called in the graph; "" for one that has no name."""
+        if not value.name:
+            return ""
+        if value in scope.wanted:
+            return scope.wanted[value]
+        main = scope.outer is None and not scope.prefix
+        return value.name if main else self.fresh(scope.prefix + value.name)
 
     # names and types ---------------------------------------------------------------------------------------------
 
@@ -203,16 +222,12 @@ class Importer:
 
     def finish(self, scope: Scope, node: onnx_ir.Node, call: Call, graphs: dict[str, Any], source: str) -> None:
         """Adds the adapted node under its own output names."""
-        main = scope.outer is None and not scope.prefix
-        names = [
-            "" if not o.name else o.name if main else self.fresh(scope.prefix + o.name)
-            for o in node.outputs[: call.outputs]
-        ]
+        names = [self.output_name(scope, o) for o in node.outputs[: call.outputs]]
         raw = [self.fresh(n + "_raw") if n and call.after else n for n in names]
         stem = scope.prefix + (node.name or node.op_type)
         stated = [o.name if scope.hinted and o.name else "" for o in node.outputs]
         if graphs:
-            types, built = subgraphs.build(self, scope, call, graphs, source)
+            types, built = subgraphs.build(self, scope, call, graphs, raw)
             self.add(scope, call, raw, types, stem, source, built)
         else:
             types = self.infer(call.op, call.inputs, call.attrs, raw, stated, call.whom)
@@ -292,8 +307,7 @@ class Importer:
         types = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
         array = value if isinstance(value, np.ndarray) else np.asarray(value, types.get(kind, object))
         out = node.outputs[0]
-        main = scope.outer is None and not scope.prefix
-        name = (out.name or "constant") if main else self.fresh(scope.prefix + (out.name or "constant"))
+        name = self.output_name(scope, out) or self.fresh("constant")
         scope.names[out] = self.add_constant(scope.builder, name, array)
 
     def attributes(self, scope: Scope, node: onnx_ir.Node, whom: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -330,10 +344,11 @@ class Importer:
             if actual is not None:
                 arguments[name] = actual
         opsets = {"" if d == "ai.onnx" else d: v for d, v in function.opset_imports.items()}
+        wanted = {b: self.output_name(scope, o) for b, o in zip(function.outputs, node.outputs, strict=False) if o.name}
         padded = inputs + [""] * (len(function.inputs) - len(inputs))
         inner = Scope(
             scope.builder, opsets, scope, dict(zip(function.inputs, padded, strict=False)), arguments,
-            f"{scope.prefix}{node.name or function.name}/", False, (*scope.calls, node.op_identifier()),
+            f"{scope.prefix}{node.name or function.name}/", False, (*scope.calls, node.op_identifier()), wanted,
         )  # fmt: skip
         outputs = self.body(inner, function)
         for value, name in zip(node.outputs, outputs, strict=False):

@@ -28,6 +28,8 @@ class Scope:
         arguments: attributes of the function call, by parameter.
         prefix: put before the names of values and nodes of a function's body.
         hinted: whether names here are those that the hints are keyed by.
+        calls: functions that this body stands inside of.
+        wanted: outputs of a function's body → the names that the call gives them.
     """
 
     builder: GraphBuilder
@@ -38,6 +40,13 @@ class Scope:
     prefix: str = ""
     hinted: bool = True
     calls: tuple[Any, ...] = ()
+    wanted: Mapping[onnx_ir.Value, str] = field(default_factory=dict)
+
+    @property
+    def visible(self) -> frozenset[str]:
+        """Names that a sub-graph of this scope may capture."""
+        outer = self.outer.visible if self.outer is not None else frozenset[str]()
+        return outer | frozenset(self.builder._values)
 
     def find(self, value: onnx_ir.Value) -> str | None:
         scope: Scope | None = self

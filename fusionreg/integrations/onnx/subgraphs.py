@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Typed = tuple[list[Value], dict[str, Graph]]
 
 
-def build(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any], source: str) -> Typed:
+def build(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any], names: Sequence[str]) -> Typed:
     """(types of the node's outputs, its bodies by attribute name)."""
     how = {"If": _if, "Loop": _loop, "Scan": _scan}.get(call.op)
     if how is None:
@@ -25,7 +25,8 @@ def build(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any
     types, built = how(importer, scope, call, graphs)
     if len(types) < call.outputs:
         raise call.error(f"{call.outputs} outputs", f"at most {len(types)}")
-    return [importer.typed(importer.fresh("_"), t.dtype, t.shape) for t in types[: call.outputs]], built
+    typed = [importer.typed(n or "_", t.dtype, t.shape) for n, t in zip(names, types, strict=False)]
+    return typed, built
 
 
 def _body(importer: Importer, scope: Scope, graph: Any, given: Sequence[Value | None]) -> Graph:
@@ -34,7 +35,7 @@ def _body(importer: Importer, scope: Scope, graph: Any, given: Sequence[Value | 
     importer.interface(inner, graph, given)
     outputs = importer.body(inner, graph)
     importer.taken |= inner.builder._taken
-    return inner.builder.build(outputs, outer=importer.types)
+    return inner.builder.build(outputs, outer=scope.visible)
 
 
 def _type(graph: Graph, importer: Importer, index: int) -> Value:

@@ -1,0 +1,532 @@
+"""The ONNX frontend: hazard M18's edge cases, names and types, bad and hostile files."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import onnx
+import onnx_ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import OPS, check, count, info, model, node, ort, ours, same
+
+from fusionreg.core.errors import ModelError
+from fusionreg.core.lift import lift
+from fusionreg.core.rewrite import fold_constants
+from fusionreg.integrations.onnx import load, reference
+
+I64 = np.int64
+RNG = np.random.default_rng(0)
+
+
+def relu_model(**changes):
+    return model([node("Relu", ["x"], ["y"])], {"x": ["N", 3]}, ["y"], **changes)
+
+
+# --- what comes in --------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_source_gives_the_same_graph(tmp_path):
+    proto = relu_model()
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    for source in (path, str(path), proto.SerializeToString(), proto, onnx_ir.from_proto(proto)):
+        graph = load(source)
+        assert repr(graph) == repr(load(proto))
+        assert graph.values["y"].shape == ("N", 3) and graph.values["y"].dtype == "float32"
+
+
+def test_the_given_model_is_not_changed():
+    sparse = helper.make_sparse_tensor(
+        numpy_helper.from_array(np.array([2.0], np.float32), "w"), numpy_helper.from_array(np.array([1], I64), "i"), [3]
+    )
+    proto = model([node("Add", ["x", "w"], ["y"])], {"x": [2, 3]}, ["y"], sparse_initializer=[sparse])
+    before = proto.SerializeToString()
+    load(proto)
+    assert proto.SerializeToString() == before
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "the file is empty"),
+        (b"\x00" * 64, "cannot read model"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "cannot read model"),
+        (b"PK\x03\x04" + bytes(60), "cannot read model"),
+        (b"\x08\x08", "no graph"),
+    ],
+)
+def test_foreign_files(tmp_path, data, words):
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=words) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_every_truncation_is_refused(tmp_path):
+    w = RNG.normal(size=(3, 4)).astype(np.float32)
+    data = model([node("MatMul", ["x", "w"], ["y"])], {"x": ["N", 3]}, ["y"], {"w": w}).SerializeToString()
+    path = tmp_path / "cut.onnx"
+    for length in range(0, len(data), 3):
+        path.write_bytes(data[:length])
+        with pytest.raises(ModelError):
+            load(path)
+
+
+def test_missing_file():
+    with pytest.raises(ModelError, match=r"nowhere\.onnx"):
+        load("nowhere.onnx")
+
+
+@pytest.mark.parametrize("opset", [7, 10, 99])
+def test_opsets_out_of_range(opset):
+    with pytest.raises(ModelError, match=f"opset {opset}"):
+        load(relu_model(opset=opset))
+
+
+def test_no_opset_import():
+    proto = relu_model()
+    del proto.opset_import[:]
+    with pytest.raises(ModelError, match="imports no opset"):
+        load(proto)
+
+
+# --- graphs that contradict themselves ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([node("Relu", ["nobody"], ["y"])], "nobody"),
+        ([node("Relu", ["a"], ["b"]), node("Relu", ["b"], ["a"]), node("Add", ["a", "x"], ["y"])], "cycle"),
+        ([node("Relu", ["x"], ["z"])], "'y'"),
+        ([node("Relu", ["x"], ["y"]), node("Neg", ["x"], ["y"])], "y"),
+        ([node("MatMul", ["x", "x"], ["y"], name="bad")], "bad"),
+        ([node("Relu", ["x"], ["y"], name="odd", slope=2.0)], "slope"),
+        ([node("Transpose", ["x"], ["y"], name="odd", perm=[0, 7])], "odd"),
+        ([node("Constant", [], ["y"], name="empty")], "empty"),
+    ],
+)
+def test_contradictions_are_model_errors(nodes, words):
+    with pytest.raises(ModelError, match=words):
+        load(model(nodes, {"x": [2, 3]}, ["y"]))
+
+
+def test_output_of_another_type_than_declared():
+    with pytest.raises(ModelError, match="declared int64"):
+        load(model([node("Relu", ["x"], ["y"])], {"x": [2]}, {"y": ([2], "int64")}))
+
+
+def test_nodes_out_of_order_are_sorted():
+    check(
+        model([node("Neg", ["h"], ["y"]), node("Relu", ["x"], ["h"])], {"x": [2, 3]}, ["y"]),
+        {"x": RNG.normal(size=(2, 3)).astype("f")},
+    )
+
+
+# --- constants ------------------------------------------------------------------------------------------------------
+
+
+def test_overridable_initialiser_is_never_folded():
+    """An initialiser that is a graph input is a default: the caller may replace it."""
+    proto = model(
+        [node("Neg", ["w"], ["n"]), node("Add", ["x", "n"], ["y"])], {"x": [3], "w": [3]}, ["y"], {"w": np.ones(3, "f")}
+    )
+    graph = load(proto)
+    assert graph.overridable == {"w"} and graph.inputs == ("x", "w")
+    lifted = lift(graph, OPS)
+    assert count(fold_constants(graph, OPS)) == count(lifted) == {"Neg": 1, "Add": 1}
+    x = {"x": np.zeros(3, "f")}
+    for inputs in (x, {**x, "w": np.full(3, 5, "f")}):
+        same(ours(lifted, inputs), ort(proto, inputs))
+
+
+def test_overridable_shape_is_no_hint():
+    """The default of a replaceable shape says nothing about the shape of the result."""
+    proto = model(
+        [node("Reshape", ["x", "s"], ["y"])], {"x": [2, 6], "s": ([2], "int64")}, ["y"], {"s": np.array([3, 4], I64)}
+    )
+    graph = load(proto)
+    assert all(isinstance(d, str) for d in graph.values["y"].shape)
+    inputs = {"x": np.arange(12, dtype="f").reshape(2, 6), "s": np.array([4, 3], I64)}
+    same(ours(lift(graph, OPS), inputs), ort(proto, inputs))
+
+
+def test_constant_nodes_of_every_kind():
+    nodes = [
+        node("Constant", [], ["a"], value=numpy_helper.from_array(np.array([1, 2], "f"))),
+        node("Constant", [], ["b"], value_float=0.5),
+        node("Constant", [], ["c"], value_floats=[1.0, -1.0]),
+        node("Constant", [], ["i"], value_ints=[0]),
+        node("Constant", [], ["k"], value_int=1),
+        node("Add", ["x", "a"], ["p"]),
+        node("Mul", ["p", "b"], ["q"]),
+        node("Sub", ["q", "c"], ["r"]),
+        node("ReduceSum", ["r", "i"], ["s"]),
+        node("Gather", ["s", "k"], ["y"], axis=1),
+    ]
+    graph = load(model(nodes, {"x": [3, 2]}, ["y"]))
+    assert "Constant" not in count(graph)
+    assert graph.constants["k"].dtype == I64 and graph.constants["b"].dtype == np.float32
+    check(model(nodes, {"x": [3, 2]}, ["y"]))
+
+
+@pytest.mark.parametrize("coordinates", [False, True])
+def test_sparse_initialiser_and_constant(coordinates):
+    dense = np.zeros((2, 3), "f")
+    dense[0, 1], dense[1, 2] = 2.0, -3.0
+    places = np.argwhere(dense) if coordinates else np.flatnonzero(dense)
+
+    def sparse(name):
+        values = numpy_helper.from_array(dense[dense != 0], name)
+        return helper.make_sparse_tensor(values, numpy_helper.from_array(places.astype(I64), name + "_i"), [2, 3])
+
+    nodes = [
+        node("Constant", [], ["k"], sparse_value=sparse("k")),
+        node("Add", ["x", "w"], ["h"]),
+        node("Mul", ["h", "k"], ["y"]),
+    ]
+    check(model(nodes, {"x": [2, 3]}, ["y"], sparse_initializer=[sparse("w")]))
+
+
+def test_sparse_index_out_of_its_shape():
+    sparse = helper.make_sparse_tensor(
+        numpy_helper.from_array(np.array([2.0], "f"), "w"), numpy_helper.from_array(np.array([7], I64), "i"), [3]
+    )
+    with pytest.raises(ModelError, match="sparse tensor 'w'"):
+        load(model([node("Add", ["x", "w"], ["y"])], {"x": [3]}, ["y"], sparse_initializer=[sparse]))
+
+
+def test_equal_initialisers_under_two_names():
+    w = RNG.normal(size=(3, 3)).astype("f")
+    nodes = [node("MatMul", ["x", "a"], ["h"]), node("MatMul", ["h", "b"], ["y"])]
+    check(model(nodes, {"x": [2, 3]}, ["y"], {"a": w, "b": w.copy()}))
+
+
+def test_tensor_data_that_do_not_fill_their_shape():
+    proto = model([node("Add", ["x", "w"], ["y"])], {"x": [3]}, ["y"], {"w": np.ones(3, "f")})
+    proto.graph.initializer[0].dims[0] = 300
+    with pytest.raises(ModelError, match="'w'"):
+        load(proto)
+
+
+def test_bfloat16_and_float16_weights_keep_their_bits():
+    import ml_dtypes
+
+    w = np.array([1.0078125, -3.0], ml_dtypes.bfloat16)
+    tensor = TensorProto(name="w", data_type=TensorProto.BFLOAT16, dims=[2], raw_data=w.tobytes())
+    proto = model([node("Cast", ["w"], ["y"], to=1)], {}, ["y"])
+    proto.graph.initializer.append(tensor)
+    graph = load(proto)
+    assert graph.values["w"].dtype == "bfloat16" and graph.constants["w"].tobytes() == w.tobytes()
+
+
+# --- names, shapes, optional operands -------------------------------------------------------------------------------
+
+
+def test_symbolic_unknown_and_zero_extents():
+    """dim_param keeps its name, an unset extent gets one, and a written 0 or −1 means unknown (hazard P35)."""
+    proto = model([node("Relu", ["x"], ["y"])], {"x": ["batch", None, 0, 4]}, ["y"])
+    x, y = load(proto).values["x"].shape, load(proto).values["y"].shape
+    assert x[0] == "batch" and x[3] == 4 and all(isinstance(d, str) for d in x) is False
+    assert isinstance(x[1], str) and isinstance(x[2], str) and len({*x}) == 4 and y == x
+    check(proto, {"x": RNG.normal(size=(2, 3, 5, 4)).astype("f")})
+
+
+def test_stale_shapes_in_the_file_are_not_believed():
+    """A model exported at batch 1 whose input was made dynamic by hand afterwards."""
+    proto = model([node("Relu", ["x"], ["h"]), node("Neg", ["h"], ["y"])], {"x": ["N", 4]}, {"y": [1, 4]})
+    proto.graph.value_info.append(info("h", [1, 4]))
+    graph = load(proto)
+    assert graph.values["h"].shape == graph.values["y"].shape == ("N", 4)
+
+
+def test_sequence_length_is_not_frozen():
+    """Hazard P35: scale = sqrt(size of the last axis), computed at run time; two lengths through one graph."""
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Gather", ["s", "last"], ["n"]),
+        node("Cast", ["n"], ["f"], to=1),
+        node("Sqrt", ["f"], ["r"]),
+        node("Div", ["x", "r"], ["d"]),
+        node("Softmax", ["d"], ["y"], axis=1),
+    ]
+    proto = model(nodes, {"x": [2, "S"]}, ["y"], {"last": np.array(-1, I64)})
+    lifted = lift(load(proto), OPS)
+    for length in (7, 130):
+        x = {"x": RNG.normal(size=(2, length)).astype("f")}
+        same(ours(lifted, x), ort(proto, x))
+
+
+def test_empty_optional_inputs_and_outputs():
+    nodes = [
+        node("Clip", ["x", "", "hi"], ["c"]),
+        node("TopK", ["c", "k"], ["", "i"]),
+        node("Cast", ["i"], ["y"], to=1),
+    ]
+    proto = model(nodes, {"x": [2, 5]}, ["y"], {"hi": np.float32(0.1), "k": np.array([2], I64)})
+    graph = load(proto)
+    topk = next(n for n in graph.nodes if n.op == "TopK")
+    assert topk.outputs == ("", "i") and graph.nodes[0].inputs == ("x", "", "hi")
+    x = np.array([[0, 3, 1, 4, 2], [-1, -2, -3, -4, -5]], "f")
+    np.testing.assert_array_equal(ours(graph, {"x": x})["y"], [[1, 2], [0, 1]])
+
+
+def test_outputs_that_are_inputs_constants_or_repeated():
+    proto = model(
+        [node("Relu", ["x"], ["h"])], {"x": [2, 3]}, {"h": None, "x": [2, 3], "w": [3]}, {"w": np.ones(3, "f")}
+    )
+    graph = load(proto)
+    assert graph.outputs == ("h", "x", "w")
+    x = RNG.normal(size=(2, 3)).astype("f")
+    found = ours(graph, {"x": x})
+    np.testing.assert_array_equal(found["x"], x)
+    np.testing.assert_array_equal(found["w"], np.ones(3))
+
+
+def test_source_is_the_node_name_or_the_exporter_s_python_line():
+    named = node("Relu", ["x"], ["h"], name="layer/relu")
+    traced = node("Neg", ["h"], ["y"], name="n")
+    text = 'File "/a/outer.py", line 3, in <module>\n    f()\n  File "/a/net.py", line 41, in forward\n    y = -h'
+    traced.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=text)
+    graph = load(model([named, traced], {"x": [2]}, ["y"]))
+    assert [n.source for n in graph.nodes] == ["layer/relu", "/a/net.py:41"]
+
+
+def test_unknown_operators_stay_opaque():
+    mystery = node("Mystery", ["h"], ["m"], domain="com.acme", power=3)
+    nodes = [node("Relu", ["x"], ["h"]), mystery, node("Neg", ["m"], ["y"])]
+    proto = model(nodes, {"x": [2, "N"]}, {"y": [2, "N"]}, domains={"com.acme": 1})
+    graph = load(proto)
+    assert [n.op for n in graph.nodes] == ["Relu", "com.acme::Mystery", "Neg"]
+    assert graph.values["m"].dtype == "unknown" and dict(graph.nodes[1].attrs) == {"power": 3}
+    proto.graph.value_info.append(info("m", [2, 5]))
+    assert str(load(proto).values["m"]) == "m: float32[2 5]"
+    assert not reference.run(proto, {"x": np.zeros((2, 3), "f")})  # nor has onnxruntime a kernel: no reference
+
+
+# --- functions ------------------------------------------------------------------------------------------------------
+
+
+def function(name, inputs, outputs, nodes, opset=17, attributes=(), defaults=(), domains=()):
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("local", 1)]
+    return helper.make_function("local", name, inputs, outputs, nodes, imports, list(attributes), list(defaults))
+
+
+def test_functions_are_inlined_with_attributes_defaults_and_nesting():
+    def ref(op, ins, outs, **refs):
+        n = node(op, ins, outs)
+        for attr, (param, kind) in refs.items():
+            n.attribute.append(onnx.AttributeProto(name=attr, ref_attr_name=param, type=kind))
+        return n
+
+    float_kind = onnx.AttributeProto.FLOAT
+    leaky = function(
+        "Leaky", ["a"], ["b"], [ref("LeakyRelu", ["a"], ["b"], alpha=("slope", float_kind))], attributes=["slope"]
+    )
+    call = node("Leaky", ["p"], ["t"], domain="local")
+    call.attribute.append(onnx.AttributeProto(name="slope", ref_attr_name="slope", type=float_kind))
+    outer = function(
+        "Block", ["p", "w"], ["r"], [call, node("Add", ["t", "w"], ["r"])],
+        defaults=[helper.make_attribute("slope", 0.25)],
+    )  # fmt: skip
+    nodes = [
+        node("Block", ["x", "x"], ["one"], domain="local"),
+        node("Block", ["one", "x"], ["y"], domain="local", slope=0.5),
+    ]
+    proto = model(nodes, {"x": [3, 4]}, ["y"], functions=[leaky, outer], domains={"local": 1})
+    graph = load(proto)
+    assert count(graph) == {"LeakyRelu": 2, "Add": 2}
+    assert [n.attrs["alpha"] for n in graph.nodes if n.op == "LeakyRelu"] == [0.25, 0.5]
+    check(proto)
+
+
+def test_function_written_for_another_opset():
+    """The body's opset holds inside it: Squeeze of opset 11, axes as an attribute, in a model of opset 17."""
+    body = function("Drop", ["a"], ["b"], [node("Squeeze", ["a"], ["b"], axes=[0])], opset=11)
+    proto = model(
+        [node("Drop", ["x"], ["y"], domain="local")], {"x": [1, 3]}, ["y"], functions=[body], domains={"local": 1}
+    )
+    graph = load(proto)
+    x = RNG.normal(size=(1, 3)).astype("f")
+    np.testing.assert_array_equal(ours(graph, {"x": x})["y"], x[0])
+
+
+def test_recursive_function_is_refused():
+    body = function("Loop", ["a"], ["b"], [node("Loop", ["a"], ["b"], domain="local")])
+    proto = model(
+        [node("Loop", ["x"], ["y"], domain="local")], {"x": [3]}, ["y"], functions=[body], domains={"local": 1}
+    )
+    with pytest.raises(ModelError):
+        load(proto)
+
+
+# --- sub-graphs -----------------------------------------------------------------------------------------------------
+
+
+def branch(name, nodes, output, constants=()):
+    return helper.make_graph(nodes, name, [], [info(output, None)], list(constants))
+
+
+def test_if_captures_outer_values():
+    """Hazard M18: a captured intermediate has a reader that is in no node's input list."""
+    then = branch("then", [node("Add", ["h", "h"], ["t"])], "t")
+    other = branch("else", [node("Neg", ["h"], ["e"])], "e")
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]),
+        node("ReduceSum", ["x"], ["s"], keepdims=0),
+        node("Greater", ["s", "zero"], ["c"]),
+        node("If", ["c"], ["i"], then_branch=then, else_branch=other),
+        node("Relu", ["h"], ["r"]),
+        node("Add", ["r", "i"], ["y"]),
+    ]
+    proto = model(nodes, {"x": [2, 3]}, ["y"], {"w": RNG.normal(size=(3, 3)).astype("f"), "zero": np.float32(0)})
+    graph = load(proto)
+    branching = next(n for n in graph.nodes if n.op == "If")
+    assert branching.captures == {"h"} and branching in graph.consumers["h"]
+    assert graph.values["i"].shape == (2, 3)
+    x = RNG.normal(size=(2, 3)).astype("f")
+    check(proto, {"x": np.abs(x)})
+    check(proto, {"x": -np.abs(x)})
+
+
+def test_if_branches_of_different_shapes():
+    then = branch("then", [node("Identity", ["x"], ["t"])], "t")
+    other = branch("else", [node("Concat", ["x", "x"], ["e"], axis=0)], "e")
+    nodes = [node("If", ["c"], ["y"], then_branch=then, else_branch=other)]
+    proto = model(nodes, {"x": [2, 3], "c": ([], "bool")}, ["y"])
+    shape = load(proto).values["y"].shape
+    assert isinstance(shape[0], str) and shape[1] == 3
+    for c in (True, False):
+        check(proto, {"x": RNG.normal(size=(2, 3)).astype("f"), "c": np.array(c)})
+
+
+def loop_body():
+    return helper.make_graph(
+        [
+            node("Add", ["acc", "x"], ["acc2"]),
+            node("Concat", ["all", "acc2"], ["all2"], axis=0),
+            node("Mul", ["acc2", "two"], ["scan"]),
+        ],
+        "body",
+        [info("i", [], "int64"), info("go", [], "bool"), info("acc", None), info("all", None)],
+        [info("go", [], "bool"), info("acc2", None), info("all2", None), info("scan", None)],
+        [numpy_helper.from_array(np.float32(2), "two")],
+    )
+
+
+def test_loop_with_carried_growing_and_scanned_values():
+    nodes = [node("Loop", ["n", "", "a", "b"], ["last", "grown", "scans"], body=loop_body())]
+    shapes = {"x": [1, 3], "a": [1, 3], "b": [1, 3]}
+    proto = model(nodes, shapes, ["last", "grown", "scans"], {"n": np.array(4, I64)})
+    graph = load(proto)
+    assert graph.values["last"].shape == (1, 3)
+    assert graph.values["grown"].shape is None or isinstance(graph.values["grown"].shape[0], str)
+    assert graph.values["scans"].shape[1:] == (1, 3) and graph.nodes[0].captures == {"x"}
+    check(proto)
+
+
+def test_scan():
+    body = helper.make_graph(
+        [node("Add", ["s", "e"], ["s2"]), node("Relu", ["s2"], ["o"])],
+        "body", [info("s", [3]), info("e", [3])], [info("s2", [3]), info("o", [3])],
+    )  # fmt: skip
+    nodes = [node("Scan", ["z", "x"], ["last", "all"], body=body, num_scan_inputs=1)]
+    proto = model(nodes, {"z": [3], "x": ["T", 3]}, ["last", "all"])
+    assert load(proto).values["all"].shape == ("T", 3)
+    check(proto, T=5)
+
+
+def test_sub_graph_names_that_repeat_outer_ones_stay_apart():
+    """Names of a branch may be used again after it: they are different values."""
+    then = branch("then", [node("Neg", ["x"], ["t"])], "t")
+    other = branch("else", [node("Abs", ["x"], ["t"])], "t")
+    nodes = [
+        node("If", ["c"], ["i"], then_branch=then, else_branch=other),
+        node("Mul", ["i", "x"], ["t2"]),
+        node("Add", ["t2", "i"], ["y"]),
+    ]
+    proto = model(nodes, {"x": [3], "c": ([], "bool")}, ["y"])
+    graph = load(proto)
+    inner = [o for g in graph.nodes[0].graphs.values() for n in g.nodes for o in n.outputs]
+    assert len({*inner}) == 2 and not {*inner} & {o for n in graph.nodes for o in n.outputs}
+    check(proto, {"x": RNG.normal(size=3).astype("f"), "c": np.array(False)})
+
+
+# --- data in other files --------------------------------------------------------------------------------------------
+
+
+def external_model(folder, location, array, offset=0, length=None):
+    proto = model([node("MatMul", ["x", "w"], ["y"])], {"x": [2, array.shape[0]]}, ["y"])
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=array.shape, data_location=TensorProto.EXTERNAL)
+    entries = {"location": location, "offset": offset, "length": array.nbytes if length is None else length}
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+    proto.graph.initializer.append(tensor)
+    path = folder / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def weight():
+    return RNG.normal(size=(4, 5)).astype("f")
+
+
+def test_external_data(tmp_path, weight, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "w.bin").write_bytes(b"\0" * 64 + weight.tobytes())
+    path = external_model(tmp_path, "sub/w.bin", weight, offset=64)
+    np.testing.assert_array_equal(load(path).constants["w"], weight)
+    check(str(path), {"x": RNG.normal(size=(2, 4)).astype("f")})
+    monkeypatch.chdir(tmp_path)  # a bare file name has an empty folder: it must not switch the checks off
+    np.testing.assert_array_equal(load("m.onnx").constants["w"], weight)
+    np.testing.assert_array_equal(load(path.read_bytes(), folder=tmp_path).constants["w"], weight)
+
+
+@pytest.mark.parametrize(
+    "where", ["../secret.bin", "sub/../../secret.bin", "ABSOLUTE", "link.bin", "linkdir/secret.bin"]
+)
+def test_external_data_never_leave_the_folder(tmp_path, weight, where, monkeypatch):
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(weight.tobytes())
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    os.symlink(secret, folder / "link.bin")
+    os.symlink(tmp_path, folder / "linkdir")
+    path = external_model(folder, str(secret) if where == "ABSOLUTE" else where, weight)
+    monkeypatch.chdir(folder)
+    for source in (path, "m.onnx"):
+        with pytest.raises(ModelError, match="'w'"):
+            load(source)
+
+
+def test_symlink_inside_the_folder_is_fine(tmp_path, weight):
+    (tmp_path / "real.bin").write_bytes(weight.tobytes())
+    os.symlink("real.bin", tmp_path / "w.bin")
+    np.testing.assert_array_equal(load(external_model(tmp_path, "w.bin", weight)).constants["w"], weight)
+
+
+@pytest.mark.parametrize(
+    ("size", "offset", "length", "words"),
+    [
+        (None, 0, None, "missing"),
+        (79, 0, None, "79 bytes"),
+        (80, 8, None, "80 bytes"),
+        (800, 0, 40, "length 40"),
+        (80, -4, None, "w"),
+    ],
+)
+def test_external_data_that_do_not_fit(tmp_path, weight, size, offset, length, words):
+    if size is not None:
+        (tmp_path / "w.bin").write_bytes(bytes(size))
+    with pytest.raises(ModelError, match=words):
+        load(external_model(tmp_path, "w.bin", weight, offset, length))
+
+
+def test_external_data_need_a_folder(tmp_path, weight):
+    (tmp_path / "w.bin").write_bytes(weight.tobytes())
+    with pytest.raises(ModelError, match="folder"):
+        load(external_model(tmp_path, "w.bin", weight).read_bytes())
