@@ -126,7 +126,5 @@ def check_nested(data: bytes, whom: str) -> None:
     with zipfile.ZipFile(io.BytesIO(data)) as inner:
         for info in inner.infolist():
             if info.file_size > max(SMALL, MAX_RATIO * info.compress_size):
-                raise ModelError(
-                    "cannot load model", whom, f"{info.filename!r} claims {info.file_size} bytes from {info.compress_size}",
-                    f"an expansion of at most {MAX_RATIO}",
-                )  # fmt: skip
+                found = f"{info.filename!r} claims {info.file_size} bytes from {info.compress_size}"
+                raise ModelError("cannot load model", whom, found, f"an expansion of at most {MAX_RATIO}")

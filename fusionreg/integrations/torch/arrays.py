@@ -16,7 +16,7 @@ _CARRIER = {"bfloat16": torch.int16, "float8_e4m3fn": torch.uint8, "float8_e5m2"
 
 
 def to_numpy(tensor: torch.Tensor, writable: bool = True) -> np.ndarray:
-    """The tensor's memory as an array (a copy only for a tensor on another device); bfloat16 and float8 through ml_dtypes."""
+    """The tensor's memory as an array, bfloat16 and float8 through ml_dtypes; a copy only from another device."""
     t = tensor.detach()
     if t.is_conj() or t.is_neg():
         t = t.resolve_conj().resolve_neg()

@@ -20,9 +20,8 @@ from . import schemas
 from .program import Call, Meta, OutputSpec, Program, Ref, TensorMeta, refs, substitute
 
 _BATCH_NORM = "aten.batch_norm.default"
-_SAME = "alias detach contiguous to lift_fresh positive dropout type_as _reshape_alias".split()
-_SHAPED = "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as".split()
-_READ_ONLY = "expand expand_as broadcast_to".split()
+_SAME = ("alias", "detach", "contiguous", "to", "lift_fresh", "positive", "dropout", "type_as")
+_SHAPED = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as")
 
 
 def functionalize(program: Program) -> Program:

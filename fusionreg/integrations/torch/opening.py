@@ -36,7 +36,7 @@ def open_path(path: str | os.PathLike[str], *, ops: Vocabulary) -> Opened:
 
 
 def open_object(model: Any, example: Sequence[Any] = (), *, ops: Vocabulary) -> Opened:
-    """A ``torch.export.ExportedProgram``, or a ``torch.nn.Module`` with example inputs; the reference is the original."""
+    """An exported program, or a module with example inputs; the reference is the original itself."""
     if isinstance(model, torch.export.ExportedProgram):
         imported = import_exported(model, ops=ops)
         sample = model.example_inputs
@@ -84,7 +84,8 @@ def resolve(target: str) -> tuple[Any, tuple[Any, ...]]:
     except FusionregError:
         raise
     except Exception as e:  # foreign code may raise anything
-        raise ModelError("cannot read model", target, f"{type(e).__name__}: {e}", "a callable that builds a model") from e
+        found = f"{type(e).__name__}: {e}"
+        raise ModelError("cannot read model", target, found, "a callable that builds a model") from e
     if isinstance(made, torch.export.ExportedProgram):
         return made, ()
     if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], torch.nn.Module):

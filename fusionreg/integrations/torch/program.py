@@ -7,12 +7,12 @@ a name, and only the emitter table (to build IR) and the reference interpreter (
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fusionreg.core.errors import ModelError
-from fusionreg.core.frozen import EMPTY, FrozenDict
+from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Dim, Shape
 
 if TYPE_CHECKING:
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 
 #: The operator names that a program may hold: overloads of two namespaces, and arithmetic on symbolic numbers.
 OVERLOAD = re.compile(r"^(aten|prims)\.[A-Za-z_]\w*\.[A-Za-z_]\w*$")
-SYMBOLIC = frozenset(
-    f"_operator.{name}"
-    for name in (
-        "eq", "ne", "le", "ge", "lt", "gt", "neg", "pos", "mul", "add", "sub", "floordiv", "mod", "pow", "truediv",
-        "and_", "or_", "lshift", "rshift",
-    )
-) | frozenset(
-    ("math.trunc", "math.ceil", "math.floor", "torch.sym_not", "torch.sym_int", "torch.sym_float", "torch.sym_ite")
-    + ("torch.sym_max", "torch.sym_min", "torch.sym_sqrt")
+#: Names that arguments of symbolic arithmetic go by, which has no schema.
+POSITIONS = ("a", "b", "c")
+
+_OPERATORS = (
+    "eq", "ne", "le", "ge", "lt", "gt", "neg", "pos", "mul", "add", "sub", "floordiv", "mod", "pow", "truediv",
+    "and_", "or_", "lshift", "rshift",
 )  # fmt: skip
+_FUNCTIONS = (
+    "math.trunc", "math.ceil", "math.floor", "torch.sym_not", "torch.sym_int", "torch.sym_float", "torch.sym_ite",
+    "torch.sym_max", "torch.sym_min", "torch.sym_sqrt",
+)  # fmt: skip
+SYMBOLIC = frozenset((*(f"_operator.{name}" for name in _OPERATORS), *_FUNCTIONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,35 @@ class Program:
         """A copy with the given fields replaced."""
         return replace(self, **changes)
 
+    def check(self) -> Program:
+        """Itself, when every value is described, written once and read only afterwards.
+
+        Raises:
+            ModelError: names the value; a damaged file is the only cause.
+        """
+        defined: set[str] = set()
+        for spec in self.inputs:
+            self._define(spec.name if spec.kind != "literal" else "", defined)
+        for call in self.calls:
+            self._read(call.refs(), defined, call.target)
+            for name in call.outputs:
+                self._define(name, defined)
+        self._read((n for o in self.outputs for n in refs(o.value)), defined, "the results")
+        return self
+
+    def _define(self, name: str, defined: set[str]) -> None:
+        if name and (name in defined or name not in self.metas):
+            found = "is written twice" if name in defined else "is not described"
+            raise ModelError("malformed program", self.name, f"value {name!r} {found}", "one description, one writer")
+        defined.add(name)
+
+    def _read(self, names: Iterable[str], defined: set[str], reader: str) -> None:
+        for name in names:
+            if name not in defined:
+                raise ModelError(
+                    "malformed program", self.name, f"{reader} reads {name!r}", "a value written before it"
+                )
+
     @property
     def user_inputs(self) -> tuple[InputSpec, ...]:
         """The placeholders that a caller's arguments flatten to, fixed numbers included."""
@@ -168,9 +199,3 @@ def check_target(target: str, whom: str) -> str:
         "unsupported operator in", whom, repr(target), "an overload of aten or prims, or arithmetic on sizes",
         "Export a model without custom or higher-order operators", operator=target,
     )  # fmt: skip
-
-
-__all__ = [
-    "EMPTY", "SYMBOLIC", "Call", "InputSpec", "Meta", "NumberMeta", "OutputSpec", "Program", "Ref", "TensorMeta",
-    "check_target", "refs", "substitute",
-]  # fmt: skip

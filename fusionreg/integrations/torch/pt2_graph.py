@@ -12,7 +12,20 @@ from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Dim
 
 from . import schemas, source, structure, symbols
-from .program import Call, InputSpec, Meta, NumberMeta, OutputSpec, Program, Ref, TensorMeta, check_target, substitute
+from .program import (
+    POSITIONS,
+    SYMBOLIC,
+    Call,
+    InputSpec,
+    Meta,
+    NumberMeta,
+    OutputSpec,
+    Program,
+    Ref,
+    TensorMeta,
+    check_target,
+    substitute,
+)
 from .read_fx import REGIONS
 
 #: Major version of the schema that this reader knows; minor versions only add optional fields.
@@ -103,18 +116,19 @@ class _Reader:
         names = tuple(root.get("forward_arg_names") or ())
         return Program(
             "model", inputs, outputs, tuple(self.calls), FrozenDict(self.metas), weights, calling, result, names
-        )
+        ).check()
 
     def _metas(self, graph: Mapping[str, Any], names: Mapping[str, str]) -> None:
         for name, meta in graph["tensor_values"].items():
             strides = tuple(map(extent, meta["strides"])) if meta.get("layout") == 7 else None
             shape = tuple(map(extent, meta["sizes"]))
-            self.metas[names.get(name, name)] = TensorMeta(schemas.dtype_name(dtype_of(meta["dtype"])), shape, strides)
+            described = TensorMeta(schemas.dtype_name(dtype_of(meta["dtype"])), shape, strides)
+            self.metas.setdefault(names.get(name, name), described)
         for field, kind in (("sym_int_values", "int"), ("sym_float_values", "float"), ("sym_bool_values", "bool")):
             for name, number in (graph.get(field) or {}).items():
                 tag, value = only(number)
                 value = symbols.readable(value["expr_str"]) if tag == "as_expr" else value
-                self.metas[names.get(name, name)] = NumberMeta(kind, value)  # type: ignore[arg-type]
+                self.metas.setdefault(names.get(name, name), NumberMeta(kind, value))  # type: ignore[arg-type]
 
     def _input(self, spec: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> InputSpec:
         kind, body = only(spec)
@@ -125,7 +139,7 @@ class _Reader:
         if kind == "user_input":
             argument = self.argument(body["arg"], {})
             if isinstance(argument, Ref):
-                return InputSpec(self._known(argument), "user")
+                return InputSpec(argument.name, "user")
             return InputSpec("", "literal", value=argument)
         fields = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name"}
         if kind not in fields:
@@ -139,11 +153,6 @@ class _Reader:
         ):  # fmt: skip
             raise Malformed(f"data of {target!r} is {found.dtype}{list(found.shape)}, the graph says {declared}")
         return InputSpec(name, "constant" if kind == "tensor_constant" else kind, target)  # type: ignore[arg-type]
-
-    def _known(self, ref: Ref) -> str:
-        if ref.name not in self.metas:
-            raise Malformed(f"no description of value {ref.name!r}")
-        return ref.name
 
     def _output(self, spec: Mapping[str, Any]) -> OutputSpec:
         kind, body = only(spec)
@@ -168,13 +177,11 @@ class _Reader:
                 metadata.get("stack_trace"), source.from_modules_text(metadata.get("nn_module_stack", ""))
             )
             target = check_target(target.removeprefix("torch.ops."), f"{self.whom} at {where}")
-            args: dict[str, Any] = {}
-            for i, item in enumerate(node["inputs"]):
-                fallback = ("ab"[i] if i < 2 else f"a{i}") if target not in ("aten",) else ""
-                name = item["name"] if target.startswith(("aten.", "prims.")) else fallback
-                args[name] = self.argument(item["arg"], names)
-            for ref in outputs:
-                self._known(Ref(ref)) if ref else None
+            values = [self.argument(item["arg"], names) for item in node["inputs"]]
+            if target in SYMBOLIC:
+                args = dict(zip(POSITIONS, values, strict=False))
+            else:
+                args = {item["name"]: value for item, value in zip(node["inputs"], values, strict=True)}
             self.calls.append(Call(target, FrozenDict(args), tuple(outputs), where))
 
     def _names(self, output: Mapping[str, Any]) -> list[str]:
@@ -207,8 +214,8 @@ class _Reader:
         graph = arguments[at]["as_graph"]["graph"]
         feed = [self.argument(a, names) for a in arguments[at + 1 :]]
         label = outputs[0] if outputs else kind
-        own = {n: f"{label}.{n}" for field in ("tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values")
-               for n in (graph.get(field) or {})}  # fmt: skip
+        fields = ("tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values")
+        own = {n: f"{label}.{n}" for field in fields for n in (graph.get(field) or {})}
         for slot, value in zip(graph["inputs"], feed, strict=True):
             tag, body = only(slot)
             if isinstance(value, Ref):
@@ -217,11 +224,10 @@ class _Reader:
         for ref, name in zip(results, outputs, strict=True):  # a result takes its outer name, unless it is an input
             if isinstance(ref, Ref) and ref.name not in {v.name for v in feed if isinstance(v, Ref)}:
                 own = {k: (name if v == ref.name else v) for k, v in own.items()}
-        passed = {k: v for k, v in own.items()}
-        self._metas(graph, passed)
-        self._nodes(graph["nodes"], passed)
+        self._metas(graph, own)
+        self._nodes(graph["nodes"], own)
         for original, name in zip(graph["outputs"], outputs, strict=True):
-            value = self.argument(original, passed)
+            value = self.argument(original, own)
             if isinstance(value, Ref) and value.name != name:
                 self.calls.append(Call("aten.alias.default", FrozenDict({"self": value}), (name,)))
 

@@ -14,7 +14,7 @@ from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Dim
 
 from . import schemas, source
-from .program import Call, InputSpec, Meta, NumberMeta, OutputSpec, Program, Ref, TensorMeta, check_target
+from .program import POSITIONS, Call, InputSpec, Meta, NumberMeta, OutputSpec, Program, Ref, TensorMeta, check_target
 from .structure import Structure
 
 _KINDS = {
@@ -140,7 +140,7 @@ class _Reader:
         if target.startswith(("aten.", "prims.")):
             bound = schemas.bind(target, args, kwargs)
         else:
-            bound = {"ab"[i] if i < 2 else f"a{i}": a for i, a in enumerate(args)} | kwargs
+            bound = dict(zip(POSITIONS, (*args, *kwargs.values()), strict=False))
         values = node.meta.get("val")
         several = isinstance(values, list | tuple)
         metas = [meta_of(v) for v in values] if several else ([] if values is None else [meta_of(values)])

@@ -94,15 +94,12 @@ def execute(program: Program, leaves: Sequence[Any], device: str | torch.device 
                 remaining[name] -= 1
                 if not remaining[name] and name not in kept:
                     env.pop(name, None)
-    found = {"user": [], "buffer": [], "input": []}  # type: dict[str, list[tuple[str, Any]]]
-    for o in program.outputs:
-        found[o.kind].append((o.target, env[o.value.name] if isinstance(o.value, Ref) else o.value))
-    in_place = {s.kind: [] for s in program.inputs}  # type: dict[str, list[tuple[str, Any]]]
-    for spec in program.inputs:
-        in_place[spec.kind].append((spec.target or spec.name, env[spec.name]))
-    states = {**dict(in_place.get("buffer", ())), **dict(in_place.get("parameter", ())), **dict(found["buffer"])}
-    arguments = {**dict(in_place.get("user", ())), **dict(found["input"])}
-    return Outcome(tuple(value for _, value in found["user"]), states, arguments)
+    given = {o: env[o.value.name] if isinstance(o.value, Ref) else o.value for o in program.outputs}
+    states = {i.target: env[i.name] for i in program.inputs if i.kind in ("parameter", "buffer", "constant")}
+    arguments = {i.name: env[i.name] for i in program.inputs if i.kind == "user"}
+    states |= {o.target: value for o, value in given.items() if o.kind == "buffer"}
+    arguments |= {o.target: value for o, value in given.items() if o.kind == "input"}
+    return Outcome(tuple(given[o] for o in program.outputs if o.kind == "user"), states, arguments)
 
 
 def _own_what_is_written(program: Program, env: dict[str, Any]) -> None:
@@ -122,22 +119,19 @@ def _may_write(call: Call) -> bool:
 
 
 def _run_call(call: Call, env: dict[str, Any], where: torch.device, whom: str) -> None:
+    site = f"{whom}: {call.target} at {call.source}"
     args = {k: _argument(v, env, where) for k, v in call.args.items()}
     if call.target in _SYMBOLIC:
         result = _SYMBOLIC[call.target](*args.values())
     else:
         if not schemas.callable_safely(call.target):
-            raise ModelError(
-                "cannot run", f"{whom}: {call.target} at {call.source}", "an operator that reaches outside the model",
-                "pure computation", operator=call.target,
-            )  # fmt: skip
+            found = "an operator that reaches outside the model"
+            raise ModelError("cannot run", site, found, "pure computation", operator=call.target)
         try:
             result = schemas.overload(call.target)(**args)
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as e:
-            raise ModelError(
-                "cannot run", f"{whom}: {call.target} at {call.source}", str(e).splitlines()[0], "arguments as exported",
-                operator=call.target,
-            ) from e  # fmt: skip
+            found = (str(e).splitlines() or [type(e).__name__])[0]
+            raise ModelError("cannot run", site, found, "arguments as exported", operator=call.target) from e
     several = result if isinstance(result, tuple | list) else (result,)
     for name, value in zip(call.outputs, several, strict=False):
         if name:

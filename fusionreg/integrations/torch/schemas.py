@@ -13,9 +13,11 @@ from fusionreg.core.errors import ModelError
 #: Arguments of text type that select a mode. An overload with any other text argument may reach outside the
 #: program (``aten.from_file`` opens a file), so it is never called on behalf of a model.
 MODES = frozenset(
-    ("approximate", "rounding_mode", "mode", "padding_mode", "padding", "indexing", "equation", "ord", "reduce", "side")
-    + ("reduction", "UPLO", "normalization", "driver", "interpolation", "key", "fill_value")
-)
+    (
+        "approximate", "rounding_mode", "mode", "padding_mode", "padding", "indexing", "equation", "ord", "reduce",
+        "side", "reduction", "UPLO", "normalization", "interpolation",
+    )
+)  # fmt: skip
 
 _NUMPY = {
     torch.float16: "float16",

@@ -93,9 +93,9 @@ def invert(e: Emitter, a: V, **_: Any) -> V:
     return e.op("Not", a)
 
 
-def choose(e: Emitter, a: V, b: Operand, a2: Operand, **_: Any) -> V:
-    dtype = _both(b, a2)
-    return e.op("Where", a, e.operand(b, dtype), e.operand(a2, dtype))
+def choose(e: Emitter, a: V, b: Operand, c: Operand, **_: Any) -> V:
+    dtype = _both(b, c)
+    return e.op("Where", a, e.operand(b, dtype), e.operand(c, dtype))
 
 
 def item(e: Emitter, self: V, **_: Any) -> V:
