@@ -78,11 +78,23 @@ class Backend:
 
     def cast(self, x: Any, name: str) -> Any:
         """``x`` in dtype ``name`` as is: one rounding to nearest even; float to int truncates as C does."""
-        if self.name_of(x) == name:
+        source = self.name_of(x)
+        if source == name:
             return x
+        if source == "float64" and name in _THROUGH_FLOAT32[self.name == "torch"]:
+            x = self._to_odd(x)
         if self.name == "torch":
             return x.to(_torch_dtype(name))
         return x.astype(dtype(name).numpy)
+
+    def _to_odd(self, x: Any) -> Any:
+        """float64 as float32 rounded to odd: rounding that once more gives what rounding ``x`` directly would."""
+        y = self.cast(x, "float32")
+        back = self.cast(y, "float64")
+        bits = y.view(self.storage("int32"))
+        bits = bits - self.cast(self.ns.abs(back) > self.ns.abs(x), "int32")
+        inexact = self.ns.logical_and(back != x, x == x)
+        return (bits | self.cast(inexact, "int32")).view(self.storage("float32"))
 
     def widen(self, x: Any) -> Any:
         """``x`` in the dtype that operators compute in."""
@@ -191,6 +203,11 @@ def _torch_dtype(name: str) -> Any:
     return getattr(sys.modules["torch"], name)
 
 
+#: Targets that a library reaches from float64 by way of float32, so rounding twice: [NumPy and CuPy, torch].
+_THROUGH_FLOAT32 = (
+    frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"}),
+    frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}),
+)
 _MISSING_IN_TORCH = frozenset({"uint16", "uint32", "uint64"})  # it stores them, and computes next to nothing
 _VIEWS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 

@@ -79,7 +79,10 @@ OWN_DEFAULTS = {
 
 @pytest.mark.parametrize("name", ONNX_OPS)
 def test_declaration_matches_the_onnx_schema(name: str) -> None:
-    spec, schema = OPS[name], onnx.defs.get_schema(name)
+    try:
+        spec, schema = OPS[name], onnx.defs.get_schema(name)
+    except onnx.defs.SchemaError:
+        pytest.skip(f"the installed onnx {onnx.__version__} is older than {name}")
     assert set(spec.attributes) - OWN_ATTRIBUTES.get(name, set()) == set(schema.attributes)
     for key, proto in schema.attributes.items():
         ours = spec.attributes[key]

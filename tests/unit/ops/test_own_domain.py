@@ -1,0 +1,125 @@
+"""Domain ``fusionreg``: against SciPy, and gradients against torch's autograd, on NumPy and on torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import special
+
+from fusionreg.core.ops import backend_of, complete, default_vocabulary, numpy_backend
+
+OPS = default_vocabulary()
+RNG = np.random.default_rng(3)
+X = np.concatenate([RNG.standard_normal(200) * 3, [0.0, -0.0, 60.0, -60.0, 1e-9, 40.0, -1e4]])
+
+
+def run(name: str, *arrays: np.ndarray, **attributes):
+    """The meaning in float64, equal on both backends."""
+    spec = OPS[name]
+    attributes = complete(spec, attributes)
+    with np.errstate(all="ignore"):
+        got = spec.meaning(numpy_backend(), *arrays, **attributes)
+    tensors = [torch.from_numpy(np.array(a)) for a in arrays]
+    again = spec.meaning(backend_of(*tensors), *tensors, **attributes)
+    pairs = zip(got, again, strict=True) if isinstance(got, tuple) else [(got, again)]
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b.numpy(), rtol=1e-12, atol=1e-14)
+    return got
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("Log1p", np.log1p),
+        ("Expm1", np.expm1),
+        ("Trunc", np.trunc),
+        ("Log2", np.log2),
+        ("Exp2", np.exp2),
+        ("Rsqrt", lambda v: 1 / np.sqrt(v)),
+        ("QuickGelu", lambda v: v * special.expit(1.702 * v)),
+    ],
+)
+def test_point_functions(name: str, function) -> None:
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(run(f"fusionreg::{name}", X), function(X), rtol=1e-12)
+
+
+def test_atan2_and_hypot() -> None:
+    a, b = X, X[::-1].copy()
+    np.testing.assert_allclose(run("fusionreg::Atan2", a, b), np.arctan2(a, b), rtol=1e-13)
+    np.testing.assert_allclose(run("fusionreg::Hypot", a, b), np.hypot(a, b), rtol=1e-13)
+
+
+def autograd(function, *arrays: np.ndarray, dy: np.ndarray) -> list[np.ndarray]:
+    tensors = [torch.from_numpy(np.array(a)).requires_grad_() for a in arrays]
+    function(*tensors).backward(torch.from_numpy(dy))
+    return [t.grad.numpy() for t in tensors]
+
+
+F = torch.nn.functional
+POINT = [
+    ("ReluGrad", torch.relu, {}, False),
+    ("LeakyReluGrad", lambda x: F.leaky_relu(x, 0.2), {"alpha": 0.2}, False),
+    ("SigmoidGrad", torch.sigmoid, {}, True),
+    ("TanhGrad", torch.tanh, {}, True),
+    ("SwishGrad", F.silu, {}, False),
+    ("SwishGrad", lambda x: x * torch.sigmoid(1.5 * x), {"alpha": 1.5}, False),
+    ("GeluGrad", F.gelu, {}, False),
+    ("GeluGrad", lambda x: F.gelu(x, approximate="tanh"), {"approximate": "tanh"}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "function", "attributes", "of_result"), POINT)
+def test_point_gradients(name: str, function, attributes, of_result: bool) -> None:
+    dy = RNG.standard_normal(X.shape)
+    saved = function(torch.from_numpy(X)).numpy() if of_result else X
+    got = run(f"fusionreg::{name}", dy, saved, **attributes)
+    np.testing.assert_allclose(got, autograd(function, X, dy=dy)[0], rtol=1e-9, atol=1e-12)
+
+
+def test_relu_gradient_at_nan_and_zero_is_that_of_torch() -> None:
+    x, dy = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, -1.0, 2.0]), np.arange(1.0, 8.0)
+    np.testing.assert_array_equal(run("fusionreg::ReluGrad", dy, x), autograd(torch.relu, x, dy=dy)[0])
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_gradient_stays_finite_for_large_inputs(approximate: str) -> None:
+    x = np.array([60.0, -60.0, 1e4, -1e4, 1e13, -1e13, 1e30, -1e30], np.float32)
+    got = run_float32("fusionreg::GeluGrad", np.ones_like(x), x, approximate=approximate)
+    np.testing.assert_array_equal(got, [1, 0] * 4)
+
+
+def run_float32(name: str, *arrays: np.ndarray, **attributes):
+    with np.errstate(all="ignore"):
+        return OPS[name].meaning(numpy_backend(), *arrays, **complete(OPS[name], attributes))
+
+
+@pytest.mark.parametrize(("name", "function"), [("SoftmaxGrad", torch.softmax), ("LogSoftmaxGrad", torch.log_softmax)])
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_softmax_gradients(name: str, function, axis: int) -> None:
+    x, dy = RNG.standard_normal((5, 7)), RNG.standard_normal((5, 7))
+    y = function(torch.from_numpy(x), axis).numpy()
+    want = autograd(lambda t: function(t, axis), x, dy=dy)[0]
+    np.testing.assert_allclose(run(f"fusionreg::{name}", dy, y, axis=axis), want, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_layer_normalization_gradient(axis: int) -> None:
+    x, dy = RNG.standard_normal((3, 4, 6)), RNG.standard_normal((3, 4, 6))
+    scale, bias = RNG.standard_normal(x.shape[axis:]), RNG.standard_normal(x.shape[axis:])
+    _, mean, inverse = OPS["LayerNormalization"].meaning(
+        numpy_backend(), x, scale, bias, axis=axis, epsilon=1e-5, stash_type="float32"
+    )
+    got = run("fusionreg::LayerNormalizationGrad", dy, x, scale, mean, inverse, axis=axis)
+    want = autograd(lambda a, s, b: F.layer_norm(a, s.shape, s, b, 1e-5), x, scale, bias, dy=dy)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-12)
+
+
+def test_rms_normalization_gradient() -> None:
+    x, dy, scale = RNG.standard_normal((3, 4, 6)), RNG.standard_normal((3, 4, 6)), RNG.standard_normal(6)
+    got = run("fusionreg::RMSNormalizationGrad", dy, x, scale)
+    want = autograd(lambda a, s: F.rms_norm(a, (6,), s, 1e-5), x, scale, dy=dy)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-12)
