@@ -103,7 +103,7 @@ def test_refused_when_parsed(text, word):
 
 
 def test_every_name_is_resolved_at_load():
-    with pytest.raises(ExpressionError, match="unknown name 'BLOCK_N'.*did you mean BLOCK_M"):
+    with pytest.raises(ExpressionError, match=r"unknown name 'BLOCK_N'.*did you mean BLOCK_M"):
         Expression.parse("ceildiv(N, BLOCK_N)", known={"N", "BLOCK_M"})
     with pytest.raises(ExpressionError, match="unknown tensor 'wx'"):
         Expression.parse("contiguous(wx)", known={"x"}, tensors={"w"})
@@ -176,7 +176,7 @@ class TestSet:
             s({"M": 2**40})
 
     def test_unknown_name_at_load(self):
-        with pytest.raises(ExpressionError, match="block.*unknown name 'Q'"):
+        with pytest.raises(ExpressionError, match=r"block.*unknown name 'Q'"):
             ExpressionSet({"grid": "M", "block": "Q"}, known={"M"}, whom="acme.f/k")
 
     def test_no_pickle_surprise(self):
@@ -187,8 +187,10 @@ class TestSet:
 NAMES = st.sampled_from(["M", "N", "K"])
 TREES = st.recursive(
     NAMES | st.integers(0, 100).map(str),
-    lambda inner: st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner)
-    | st.builds("({} if {} < {} else {})".format, inner, inner, inner, inner),
+    lambda inner: (
+        st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner)
+        | st.builds("({} if {} < {} else {})".format, inner, inner, inner, inner)
+    ),
     max_leaves=8,
 )
 
