@@ -1,0 +1,92 @@
+"""Executes CUDA kernels on the CPU: the same source, compiled by the host's C++ compiler, and checked while it runs. Floor 6.
+
+Every CUDA thread is a fiber; blocks run one after another, the blocks of a cluster or of a cooperative grid together. It
+is a model of what a kernel may do, never of how long that takes. What it cannot execute: inline PTX (the device library
+has functions in its place), textures, dynamic parallelism.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ..cache import Cache
+from .checks import BankConflict, Checks, SimReport
+from .toolchain import HostCompiler, host_compiler
+
+if TYPE_CHECKING:
+    from ..render import KernelSource
+    from .build import Builder
+    from .kernel import SimKernel
+
+__all__ = [
+    "BankConflict",
+    "Checks",
+    "HostCompiler",
+    "SimKernel",
+    "SimReport",
+    "compile",
+    "compile_text",
+    "host_compiler",
+]
+
+
+def compile(
+    source: KernelSource, *, cache: Cache | None = None, sanitize: bool = False, races: bool = False
+) -> SimKernel:
+    """Compiles a rendered kernel for the simulator.
+
+    Args:
+        source: what :func:`fusionreg.core.render.render` gave.
+        cache: where compiled units are kept; None takes the default cache.
+        sanitize, races: compile also the build that launches with ``Checks.sanitize``, ``Checks.accesses`` run.
+
+    Raises:
+        CompileError: the host compiler refuses the unit; ``facts``: log.
+        MissingDependencyError: there is no host compiler, or no CUDA headers.
+    """
+    kernel = compile_text(
+        source.text, source.entry, cache=cache, name=source.kernel, target=source.target, arguments=source.arguments
+    )
+    if races:
+        kernel.prepare("checked")
+    if sanitize:
+        kernel.prepare("sanitize")
+    return kernel
+
+
+def compile_text(
+    text: str, entry: str, *, cache: Cache | None = None, name: str = "", target: str = "sm_90a", arguments: Any = ()
+) -> SimKernel:
+    """Compiles any CUDA C++ whose kernel ``entry`` is ``extern "C"``; arguments and errors as for :func:`compile`."""
+    from .kernel import SimKernel
+
+    kernel = SimKernel(text, entry, name=name or entry, target=target, arguments=arguments, builder=_builder(cache))
+    kernel.prepare("fast")
+    return kernel
+
+
+def _builder(cache: Cache | None) -> Builder:
+    cache = cache if cache is not None else _default_cache()
+    found = host_compiler()
+    return _builder_of(cache, found)
+
+
+@lru_cache(maxsize=8)
+def _builder_of(cache: Cache, compiler: HostCompiler) -> Builder:
+    from .build import Builder
+
+    return Builder(cache)
+
+
+@lru_cache(maxsize=1)
+def _default_cache() -> Cache:
+    return Cache()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SimKernel":
+        from .kernel import SimKernel
+
+        return SimKernel
+    raise AttributeError(name)

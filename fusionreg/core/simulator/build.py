@@ -1,0 +1,142 @@
+"""Builds the runtime library, the precompiled header and units; all of them are cache entries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import headers
+from ..cache import Cache, cache_key
+from ..errors import CompileError
+from .toolchain import SHIM, HostCompiler, Mode, host_compiler, shim_digest
+from .unit import host_text
+
+_HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "vector_types.h", "vector_functions.h")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A shared library: its bytes, and how it came about."""
+
+    data: bytes = field(repr=False)
+    digest: str
+    cached: bool
+    seconds: float
+
+
+class Builder:
+    """Builds with one compiler into one cache; holds a scratch folder as long as it lives."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.compiler: HostCompiler = host_compiler()
+        self.directories = headers.include_directories()
+        headers.check(_HEADERS, self.directories, "for the simulator")
+        self._base = {
+            "compiler": self.compiler.identity,
+            "shim": shim_digest(),
+            "headers": headers.digest(_HEADERS, self.directories),
+        }
+        self._runtime_parts = {k: v for k, v in self._base.items() if k != "headers"}
+        self._runtime_name = f"libfrsim-{cache_key(self._runtime_parts)[:16]}.so"
+        self._scratch = tempfile.mkdtemp(prefix="fusionreg-sim-")
+        self._precompiled: dict[Mode, Path | None] = {}
+        weakref.finalize(self, shutil.rmtree, self._scratch, True)
+
+    def _includes(self) -> list[str]:
+        return [f"-I{SHIM / 'include'}", f"-I{SHIM}", *(f"-I{d}" for d in self.directories)]
+
+    def runtime(self) -> Built:
+        """The runtime library."""
+
+        def build(work: Path) -> Path:
+            flags = [f for f in self.compiler.flags("fast") if f not in ("-fno-weak", "-w")]
+            source = str(SHIM / "runtime" / "runtime.cpp")
+            name = f"-Wl,-soname,{self._runtime_name}"  # units find it by this name, already loaded
+            self.compiler.run([*flags, "-shared", name, source, "-o", "runtime.so", "-pthread"], "its runtime", work)
+            return work / "runtime.so"
+
+        return self._entry("sim-runtime", "runtime", self._runtime_parts, build)
+
+    def unit(self, text: str, entry: str, target: str, mode: Mode, whom: str) -> Built:
+        """A kernel's shared library; :class:`CompileError` (``facts``: log) when the host compiler refuses it."""
+        code = host_text(text, entry, target)
+        flags = self.compiler.flags(mode)
+        parts = {**self._base, "flags": " ".join((*flags, *self.compiler.link_flags(mode))), "text": code}
+
+        def build(work: Path) -> Path:
+            (work / "unit.cpp").write_text(code)
+            header = self._header(mode) or SHIM / "fr_sim.h"
+            runtime = work / self._runtime_name
+            runtime.write_bytes(self.runtime().data)
+            # Two steps: told to link, the compiler would add the sanitizers' own libraries.
+            self.compiler.run([*flags, *self._includes(), "-include", str(header), "-c", "unit.cpp"], whom, work)
+            self.compiler.run(["unit.o", str(runtime), *self.compiler.link_flags(mode), "-o", "unit.so"], whom, work)
+            return work / "unit.so"
+
+        return self._entry(f"sim-{mode}", whom, parts, build)
+
+    def _entry(self, kind: str, name: str, parts: dict[str, str], build) -> Built:
+        key = cache_key(parts)
+        started = time.perf_counter()
+        found = self.cache.get(kind, key)
+        if found is not None:
+            return Built(found, key, True, time.perf_counter() - started)
+        with self._work() as work:
+            data = build(work).read_bytes()
+        noted = {k: v for k, v in parts.items() if k != "text"}
+        self.cache.put(kind, key, data, {"name": name, "parts": noted})
+        return Built(data, key, False, time.perf_counter() - started)
+
+    @contextmanager
+    def _work(self) -> Iterator[Path]:
+        work = Path(tempfile.mkdtemp(dir=self._scratch))
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _header(self, mode: Mode) -> Path | None:
+        """A header whose precompiled form lies beside it; None where the compiler cannot make one.
+
+        It is found once per process: an entry of some 40 MB is verified on every look-up.
+        """
+        if mode not in self._precompiled:
+            self._precompiled[mode] = self._make_header(mode)
+        return self._precompiled[mode]
+
+    def _make_header(self, mode: Mode) -> Path | None:
+        if self.compiler.kind != "gcc":  # clang checks the header's path and time, which a cache does not keep
+            return None
+        flags = self.compiler.flags(mode)
+        folder = Path(self._scratch) / mode
+        folder.mkdir(exist_ok=True)
+        stub = folder / "fr_sim_pch.h"
+        stub.write_text('#include "fr_sim.h"\n')
+
+        def build(work: Path) -> Path:
+            self.compiler.run(
+                [*flags, *self._includes(), "-x", "c++-header", str(stub), "-o", "out.gch"], "its header", work
+            )
+            return work / "out.gch"
+
+        # The folders of the headers stand in it, so they are part of its key.
+        parts = {**self._base, "flags": " ".join((*flags, *self._includes()))}
+        try:
+            data = self._entry("sim-header", f"header ({mode})", parts, build).data
+        except CompileError:
+            raise
+        except OSError:
+            return None
+        made = folder / "fr_sim_pch.h.gch"
+        temporary = folder / f"gch-{os.getpid()}"
+        temporary.write_bytes(data)
+        temporary.replace(made)
+        return stub

@@ -1,0 +1,98 @@
+"""Loaded libraries: the runtime, once per process and content, and copies of units."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from ..errors import SimulatorError
+from . import abi
+
+
+@contextmanager
+def as_file(data: bytes, name: str) -> Iterator[str]:
+    """The bytes as a file of a path that was never loaded before: the loader knows libraries by path and by inode."""
+    folder = tempfile.mkdtemp(prefix="fusionreg-so-")
+    try:
+        path = os.path.join(folder, name)
+        Path(path).write_bytes(data)
+        yield path
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def load(data: bytes, name: str, mode: int) -> ctypes.CDLL:
+    """Loads a shared library from its bytes; through anonymous memory where temporary files may not be executed."""
+    try:
+        with as_file(data, name) as path:
+            return ctypes.CDLL(path, mode=mode)
+    except OSError as first:
+        try:
+            handle = os.memfd_create(name)  # stays open: another library must not come by the same path
+            os.write(handle, data)
+            return ctypes.CDLL(f"/proc/self/fd/{handle}", mode=mode)
+        except OSError:
+            raise SimulatorError(
+                "cannot load", name, str(first), "a library that the loader takes",
+                "Set TMPDIR to a folder whose files may be executed", detector="load",
+            ) from first  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def runtime(data: bytes) -> ctypes.CDLL:
+    """The runtime library; units loaded later find it by its soname."""
+    return abi.declare(load(data, "fusionreg-simulator.so", ctypes.RTLD_LOCAL))
+
+
+class LoadedUnit:
+    """One copy of a unit, with shared memory of its own."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self.library = load(data, f"{name}.so", ctypes.RTLD_LOCAL)
+        self.info = abi.Unit()
+        self.library.frsim_unit(ctypes.byref(self.info))
+
+    def copy(self) -> abi.Copy:
+        u = self.info
+        return abi.Copy(u.entry, u.shared, u.shared_bytes, u.dynamic, u.image, u.image_bytes)
+
+
+def source_lines(data: bytes, offsets: Sequence[int]) -> list[tuple[tuple[str, int], ...]]:
+    """For each offset of a unit's image the places in its source, innermost inlined function first.
+
+    Empty where ``addr2line`` (of the compiler's binutils) is missing or knows nothing.
+    """
+    program = shutil.which("addr2line") or shutil.which("llvm-addr2line") or shutil.which("llvm-symbolizer")
+    if program is None or not offsets:
+        return [()] * len(offsets)
+    with as_file(data, "unit.so") as path:
+        asked = [hex(max(0, o - 1)) for o in offsets]  # return addresses: the call is the instruction before
+        done = subprocess.run(
+            [program, "-a", "-i", "-e", path, *asked], capture_output=True, text=True, errors="replace"
+        )
+    found: list[list[tuple[str, int]]] = []
+    for line in done.stdout.splitlines():
+        if re.fullmatch(r"0x[0-9a-f]+:?", line.strip()):
+            found.append([])
+            continue
+        place = re.match(r"(.*):(\d+)", line)
+        if place and found and place[2] != "0" and "fr_sim" not in place[1] and place[1] != "driver":
+            found[-1].append((os.path.basename(place[1]), int(place[2])))
+    return [tuple(f) for f in found] + [()] * (len(offsets) - len(found))
+
+
+def place_text(lines: Sequence[tuple[str, int]]) -> str:
+    """``a.cu.j2:12``, with the caller where the innermost place is a shared header."""
+    if not lines:
+        return ""
+    head = f"{lines[0][0]}:{lines[0][1]}"
+    caller = next((f"{f}:{n}" for f, n in lines if not f.endswith((".cuh.j2", ".cuh", ".hpp", ".h"))), "")
+    return head if not caller or caller == head else f"{head}, called from {caller}"
