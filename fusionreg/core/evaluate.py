@@ -247,14 +247,10 @@ class Run:
             args = [scope.device(name, scope.operand(name)) if name else None for name in node.inputs]
             return tuple(self.owner.fused(node, args))
         body = node.graphs["body"]
-        names = [name for name in node.inputs if name]
-        by_name = set(body.inputs) <= set(names)
-        bound = {n: n for n in body.inputs} if by_name else dict(zip(body.inputs, names, strict=True))
-        results = self.graph(body, {inner: scope.operand(bound[inner]) for inner in body.inputs}, {})
-        if set(filter(None, node.outputs)) <= set(body.outputs):
-            found = dict(zip(body.outputs, results, strict=True))
-            return [found.get(name) for name in node.outputs]
-        return results
+        given = [scope.operand(name) for name in node.inputs if name]
+        results = self.graph(body, dict(zip(body.inputs, given, strict=True)), {})
+        found = dict(zip(filter(None, node.outputs), results, strict=True))
+        return [found.get(name) for name in node.outputs]
 
     def _failure(self, node: Node, scope: _Scope, error: Exception) -> GraphError:
         operands = ", ".join(scope.describe(name) for name in node.inputs)
