@@ -13,7 +13,7 @@ from ..match import Bindings
 if TYPE_CHECKING:
     import numpy
 
-#: Relative error that a constant of a public export may have: 1.41421 for √2, 0.79788 is too coarse.
+#: Relative error that a constant of a public export may have, in float32 and below: 1.41421 is √2, 0.79788 too coarse.
 _SPELLED = 3e-6
 
 
@@ -100,7 +100,9 @@ def equals(name: str, number: float, like: str = "x") -> Condition:
         if found is None:
             return False
         row = DTYPES.get(site.value(name).dtype)
-        return row is not None and abs(found - number) <= max(_SPELLED, 2.0**-row.mantissa) * abs(number)
+        if row is None:
+            return False
+        return abs(found - number) <= max(_SPELLED if row.bits <= 32 else 0.0, 2.0**-row.mantissa) * abs(number)
 
     return holds
 
