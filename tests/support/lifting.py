@@ -110,6 +110,7 @@ def unlifted_of(graph: Graph, inputs: Mapping[str, Any]) -> np.ndarray:
 
 def agree(graph: Graph, other: Graph, tolerance: float, inputs: Mapping[str, Any]) -> None:
     """Equal functions: in float64 to ``tolerance``; in the graph's own dtypes to what rounding explains."""
+    coarsest = min(dtype(v.dtype).mantissa for v in graph.values.values() if dtype(v.dtype).floating)
     exact, expected = run(other, inputs, "exact"), run(graph, inputs, "exact")
     for name, want in expected.items():
         assert exact[name].shape == want.shape
@@ -118,7 +119,7 @@ def agree(graph: Graph, other: Graph, tolerance: float, inputs: Mapping[str, Any
         row = dtype(graph.values[name].dtype)
         assert got.dtype == row.numpy
         want = expected[name]
-        bound = 16 * 2.0**-row.mantissa * np.maximum(np.abs(want).max(initial=0.0), 1.0) if row.floating else 0
+        bound = 16 * 2.0**-coarsest * np.maximum(np.abs(want).max(initial=0.0), 1.0) if row.floating else 0
         assert np.abs(got.astype("f8") - want).max(initial=0.0) <= bound, name
 
 

@@ -154,7 +154,8 @@ class _Names:
 
 
 def _replacement(graph: Graph, compiled: Compiled, i: int, found: Bindings, names: _Names) -> Replacement | None:
-    rule, template, site = compiled.rules[i], compiled.replacements[i], Site(graph, found)
+    rule, template = compiled.rules[i], compiled.replacements[i]
+    site = Site(graph, found, compiled.index.programs[i].pattern)
     if not all(condition(site) for condition in rule.conditions):
         return None
     derived = rule.derive(site) if rule.derive is not None else {}

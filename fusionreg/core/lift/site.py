@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import DTYPES
 from ..ir import Graph, Shape, Value
 from ..match import Bindings
+from ..pattern_graph import PatternGraph
 
 if TYPE_CHECKING:
     import numpy
@@ -24,14 +25,25 @@ class Site:
     Attributes:
         graph: the graph.
         found: which values and nodes the pattern's names stand for.
+        pattern: the pattern.
     """
 
     graph: Graph
     found: Bindings
+    pattern: PatternGraph
+
+    def name(self, name: str) -> str:
+        """The value that a name of the pattern stands for, interior ones included."""
+        known = self.found.values.get(name)
+        if known is not None:
+            return known
+        where = ((s, s.outputs.index(name)) for s in self.pattern.steps if name in s.outputs)
+        step, index = next(where)
+        return self.found.steps[step.index].outputs[index]
 
     def value(self, name: str) -> Value:
         """Type of the value that a name of the pattern stands for."""
-        return self.graph.values[self.found.values[name]]
+        return self.graph.values[self.name(name)]
 
     def shape(self, name: str) -> Shape | None:
         return self.value(name).shape
