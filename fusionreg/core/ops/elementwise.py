@@ -90,7 +90,7 @@ def reciprocal(xp: Any, x: Any) -> Any:
     return 1.0 / x
 
 
-@operator("Sign", "x", infer=same, pointwise=True, cuda="x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : x)")
+@operator("Sign", "x", infer=same, pointwise=True, cuda="x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : (x != x ? x : 0.0f))")
 def sign(xp: Any, x: Any) -> Any:
     """As ONNX Sign; NaN stays NaN."""
     return xp.ns.sign(x)
