@@ -104,7 +104,7 @@ class Registry(Mapping[str, FusionEntry]):
         """The set of matches that saves most time under ``policy``."""
         graph = self.graph(model, *example)
         found = self.match(graph) if matches is None else matches
-        cost = CostModel(self.catalog.ops)
+        cost = CostModel(self.catalog.ops, measured=self.runtime.expected)
         return planner.plan(
             graph, found.matches, cost=cost, policy=policy, accepts=self.runtime.refusal, fusions=self.catalog.fusions
         )

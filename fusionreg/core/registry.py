@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from . import discovery
@@ -95,6 +96,19 @@ class Catalog:
             except BaseException as error:
                 failures.append(PluginFailure(found.name, found.distribution, name, reason_of(error), error=error))
         return answers, failures
+
+    def implements(self, name: str) -> bool:
+        """Whether any plugin implements the hook."""
+        return any(plugin.implements(name) for plugin in self._loaded)
+
+    def estimate(self, entry: FusionEntry, problem: Any, target: Any) -> float | None:
+        """Expected seconds of a fusion by the ``estimate`` hook: the owner's answer, else the first of another plugin.
+
+        None where no plugin has one; an answer that is no time (negative, NaN, not a number) counts as none.
+        """
+        answers = self.hook("estimate", fusion=entry.spec, problem=problem, target=target)
+        times = [(plugin, s) for plugin, s in answers if isinstance(s, int | float) and 0 <= s < inf]
+        return min(times, key=lambda t: t[0] != entry.plugin, default=("", None))[1]
 
     def plugin_rows(self) -> list[dict[str, Any]]:
         """Every plugin and every failure, as ``fusionreg plugins --json`` prints them, by plugin."""

@@ -21,9 +21,7 @@ class Site:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
 
-    def dist(
-        self, name: str, entry_points: str, version: str = "1.0", metadata: bool = True, folder: str = ""
-    ) -> Path:
+    def dist(self, name: str, entry_points: str, version: str = "1.0", metadata: bool = True, folder: str = "") -> Path:
         """Distribution metadata; ``entry_points``: lines below ``[fusionreg]``."""
         info = self.folder / (folder or f"{name.replace('-', '_')}-{version}.dist-info")
         info.mkdir(parents=True)

@@ -199,6 +199,26 @@ def test_hooks_are_asked_plugin_by_plugin_and_a_raise_loses_one_answer():
     assert catalog.hook("estimate", fusion=None, problem=None, target=None) == []
 
 
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ({"a": 2e-6, "b": 1e-6}, 1e-6),  # the owner's word counts
+        ({"a": 2e-6, "b": None, "c": 3e-6}, 2e-6),
+        ({"a": float("nan"), "b": -1.0, "c": "fast"}, None),
+        ({}, None),
+    ],
+)
+def test_estimates(answers, expected):
+    def estimator(answer):
+        return lambda fusion, problem, target: answer
+
+    plugins = [(n, module(estimate=estimator(a))) for n, a in answers.items() if n != "b"]
+    b = {"estimate": estimator(answers["b"])} if "b" in answers else {}
+    catalog = only(*plugins, ("b", module(register_fusions=[spec("b.f")], **b)))
+    assert catalog.implements("estimate") == bool(answers)
+    assert catalog.estimate(catalog["b.f"], None, None) == expected
+
+
 def test_a_wrong_case_of_another_plugin_is_its_failure():
     b = module(conformance_cases=lambda fusion: [Case(name="c", axes={"Q": 3}), Case(name="d"), Case(name="d")])
     catalog = only(("a", module(register_fusions=[spec("a.f")])), ("b", b))

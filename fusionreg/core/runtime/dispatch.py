@@ -14,12 +14,12 @@ from ..evaluate import Evaluator
 from ..frozen import EMPTY, FrozenDict
 from ..pattern import instantiate
 from ..problem import Candidate, Problem, Refusal, Selection, bind, select
+from ..targets import target
 from .bound import Bound
-from .call import Call, check_overlap, look_at, no_backward
+from .call import Call, check_overlap, look_at
 from .driver import driver
 from .kernels import Kernels, device_target
 from .launch import Allocation, Densified, GpuLaunch, Nothing, Prepared, SimulatorLaunch, Unfused, argument_values
-from .libraries import library_of
 from .preview import preview
 
 if TYPE_CHECKING:
@@ -100,7 +100,15 @@ class Runtime:
         """
         if out is not None:
             return _unpacked(self._into(fusion, arrays, out, attributes)[1])
-        prepared = self._find(fusion, arrays, attributes)
+        layouts = self._layouts
+        try:  # as in `_find`, spelled out: this is the path that every warm call takes
+            layout = [None if a is None else layouts[a.__class__](a) for a in arrays]
+            key = (fusion, *layout, _attributes_key(attributes)) if attributes else (fusion, *layout)
+            prepared = self._prepared[key]
+            if prepared.guarded:
+                look_at(self.catalog[fusion], arrays, None)
+        except Exception:  # an unknown layout, an unknown library, or an array that does not even tell its layout
+            prepared = self._prepare(fusion, arrays, attributes)
         found = prepared.run(arrays, prepared.outputs())
         return found[0] if len(found) == 1 else found
 
@@ -112,13 +120,13 @@ class Runtime:
         if out is not None:
             prepared, outputs = self._into(fusion, arrays, out, attributes)
         else:
-            prepared = self._find(fusion, arrays, attributes)
+            prepared = self._prepare(fusion, arrays, attributes)
             outputs = prepared.run(arrays, prepared.outputs())
         return Bound(fusion, prepared, arrays, outputs)
 
     def execute(self, fusion: str, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> Outcome:
         """A site of a model: like :meth:`call`, but an input with unfit strides is copied rather than left unfused."""
-        prepared = self._find(fusion, tuple(arrays), attributes, densify=True)
+        prepared = self._prepare(fusion, tuple(arrays), attributes, densify=True)
         return Outcome(prepared.run(arrays, prepared.outputs()), prepared.kernel, prepared.reason)
 
     def refusal(self, match: Match) -> str | None:
@@ -130,6 +138,17 @@ class Runtime:
             return str(e)
         selection = self._select(entry, problem, simulated=self.device == "sim")
         return None if selection or problem.empty else selection.reason
+
+    def expected(self, match: Match) -> float | None:
+        """Seconds of this site as a plugin's ``estimate`` hook tells, None where none does."""
+        if not self.catalog.implements("estimate"):
+            return None
+        entry = self.catalog[match.fusion]
+        try:
+            problem = preview(entry, match, self._preview_target())
+        except FusionregError:
+            return None
+        return self.catalog.estimate(entry, problem, target(problem.target))
 
     @property
     def kernels_used(self) -> FrozenDict[str, int]:
@@ -147,39 +166,26 @@ class Runtime:
 
     # ---- finding the prepared launch --------------------------------------------------------------------------------
 
-    def _find(
+    def _prepare(
         self, fusion: str, arrays: tuple[Any, ...], attributes: Mapping[str, Any], densify: bool = False
     ) -> Prepared:
-        layouts = self._layouts
-        key: Any
-        try:
-            layout = [None if a is None else layouts[a.__class__](a) for a in arrays]
-            key = (fusion, densify, *layout, _attributes_key(attributes)) if attributes else (fusion, densify, *layout)
-            prepared = self._prepared[key]
-        except Exception:  # unknown layout, unknown library, or an array that does not even tell its layout
-            prepared, key = self._prepare(fusion, arrays, attributes, densify)
-        if prepared.guard_grad and _grad_enabled(arrays):
-            raise no_backward(fusion)
-        return prepared
-
-    def _prepare(
-        self, fusion: str, arrays: tuple[Any, ...], attributes: Mapping[str, Any], densify: bool
-    ) -> tuple[Prepared, Any]:
+        """The prepared launch, made at the first call of its layout."""
         entry = self.catalog[fusion]
         call = look_at(entry, arrays, None)
         with self._lock:
             for a in call.arrays.values():
                 self._layouts.setdefault(type(a), call.library.layout)
-            layout = [None if a is None else self._layouts[type(a)](a) for a in arrays]
-            key = (fusion, densify, *layout, _attributes_key(attributes)) if attributes else (fusion, densify, *layout)
-            if key in self._prepared:
-                return self._prepared[key], key
-            prepared = self._make(entry, call, attributes, densify)
-            prepared.guard_grad = call.wants_grad
-            while len(self._prepared) >= _KEPT:
-                self._prepared.pop(next(iter(self._prepared)))
-            self._prepared[key] = prepared
-        return prepared, key
+            layout = [None if a is None else call.library.layout(a) for a in arrays]
+            key = (fusion, *layout, _attributes_key(attributes)) if attributes else (fusion, *layout)
+            if densify:
+                key = ("densify", *key)
+            if key not in self._prepared:
+                prepared = self._make(entry, call, attributes, densify)
+                prepared.guarded = call.guarded
+                while len(self._prepared) >= _KEPT:
+                    self._prepared.pop(next(iter(self._prepared)))
+                self._prepared[key] = prepared
+            return self._prepared[key]
 
     def _into(
         self, fusion: str, arrays: tuple[Any, ...], out: Any, attributes: Mapping[str, Any]
@@ -224,7 +230,7 @@ class Runtime:
     ) -> Prepared:
         copies = {n: call.library.contiguous(a) if n in dense else a for n, a in call.arrays.items()}
         again = Call(
-            copies, {n: call.library.tensor(a) for n, a in copies.items()}, call.library, call.place, call.wants_grad
+            copies, {n: call.library.tensor(a) for n, a in copies.items()}, call.library, call.place, call.guarded
         )
         inner = self._make(entry, again, attributes, False)
         if not inner.kernel:
@@ -329,11 +335,6 @@ class Runtime:
 def _attributes_key(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
     """Attributes as a key: 1, 1.0 and True differ, so do 0.0 and -0.0, and NaN equals itself."""
     return tuple([(k, v.__class__, v.hex() if v.__class__ is float else v) for k, v in attributes.items()])
-
-
-def _grad_enabled(arrays: Sequence[Any]) -> bool:
-    libraries = [library_of(type(a)) for a in arrays if a is not None]
-    return any(found is not None and found.grad_enabled() for found in libraries)
 
 
 def _unpacked(outputs: tuple[Any, ...]) -> Any:
