@@ -15,8 +15,8 @@ OPS = default_vocabulary()
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 VALUES = np.array(
     [
-        np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-3, -1e-3, 0.3, -0.3, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.7, 3.0, -3.0, 12.0,
-        -12.0, 40.0, -40.0, 1e4, -1e4,
+        np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-3, -1e-3, 0.3, -0.3, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.7, 3.0, -3.0,
+        12.0, -12.0, 40.0, -40.0, 1e4, -1e4,
     ],
     np.float32,
 )  # fmt: skip
