@@ -43,6 +43,11 @@ __all__ = [
 ]
 
 
+#: Bindings of one pattern at one root that are held against the fusion's rules before the search gives up: symmetric
+#: patterns bind the same nodes in many orders.
+MAX_REFUSALS = 256
+
+
 def find(graph: Graph, fusions: Iterable[Fusion], ops: Mapping[str, OpSpec], *, explain: bool = False) -> Matches:
     """All sites of all fusions in a graph, overlapping ones too, ordered by root, then fusion.
 
@@ -80,6 +85,7 @@ def _largest(
     program = index.programs[i]
     most = len(program.steps) - len(program.anchors[anchor][1])
     best: Match | None = None
+    refusals = 0
     for b in Search(view, program, fail).at(node, anchor):
         if best is not None and len(b.nodes) <= len(best.nodes):
             continue
@@ -89,6 +95,9 @@ def _largest(
             if fail is not None:
                 clause, where, found, expected = refused.args
                 fail(len(b.nodes), clause, where, found, expected)
+            refusals += 1
+            if refusals == MAX_REFUSALS:
+                break
             continue
         if len(best.nodes) >= most:
             break

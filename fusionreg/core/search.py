@@ -31,7 +31,7 @@ BUDGET = "the search ends"
 VAGUE = frozenset({OPERATOR, PRODUCED, SAME_VALUE})
 
 #: Nodes that one search tries before it gives up: only large symmetric patterns over many alike values get there.
-MAX_TRIALS = 20_000
+MAX_TRIALS = 5_000
 
 Fail = Callable[[int, str, Node, str, str], None]
 Goals = tuple[Operand, str, Node, int, Any] | None

@@ -1,0 +1,290 @@
+"""Which overlapping matches win, why the others lose, and that the answer is the best there is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from graphs import Net, chain, fused, fusion, gemm, matches_of, plan_of, quick_gelu, sites, vocabulary
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusionreg.core import packing
+from fusionreg.core.costs import Cost, CostModel, DeviceModel
+from fusionreg.core.errors import UnknownNameError
+from fusionreg.core.matcher import find
+from fusionreg.core.planner import Plan, plan
+
+
+def model(**fields) -> CostModel:
+    return CostModel(vocabulary(), **fields)
+
+
+def decide(graph, *fusions, **options) -> Plan:
+    options.setdefault("cost", model())
+    return plan(graph, find(graph, fusions, vocabulary()), **options)
+
+
+# --- costs ----------------------------------------------------------------------------------------------------------
+
+
+def test_cost_of_a_node_and_of_a_match():
+    graph = chain(m=4, k=8, n=16)
+    device = DeviceModel("toy", bandwidth=1e6, flops={"float32": 1e9}, vector_flops=1e9, launch=1e-3)
+    cost = CostModel(vocabulary(), device)
+    product, scale = graph.nodes[0], graph.nodes[1]
+    moved = 4 * (4 * 8 + 8 * 16 + 4 * 16)
+    assert cost.node(graph, product) == Cost(moved, 2 * 4 * 8 * 16, 1, moved / 1e6 + 1e-3)
+    assert cost.node(graph, scale) == Cost(4 * (64 + 1 + 64), 64, 1, 4 * 129 / 1e6 + 1e-3)
+    m = max(matches_of(graph, gemm()), key=lambda m: len(m.nodes))
+    whole = 4 * (4 * 8 + 8 * 16 + 1 + 16 + 64)
+    assert cost.fused(graph, m) == Cost(whole, 2 * 4 * 8 * 16 + 3 * 64, 1, pytest.approx(whole / 1e6 + 1e-3))
+    saved = cost.saved(graph, m)
+    assert saved.launches == 3 and saved.flops == 0
+    assert saved.bytes == 4 * (64 + 64) + 4 * (64 + 64) + 4 * (64 + 64)  # each interior value, written and read
+
+
+def test_views_are_free_and_symbolic_extents_nominal():
+    net = Net()
+    x = net.input("x", "float16", ("N", 64))
+    y = net.op("Relu", net.op("Unsqueeze", x, net.const([0], "int64")))
+    graph = net.build([y])
+    cost = model(extent=10)
+    assert cost.node(graph, graph.nodes[0]) == Cost()
+    assert cost.node(graph, graph.nodes[1]).bytes == 2 * 2 * 640
+
+
+@pytest.mark.parametrize(
+    ("build", "flops"),
+    [
+        (lambda n: n.op("MatMul", n.input("x", "float32", (2, 3, 5)), n.weight((5, 7))), 2 * 2 * 3 * 5 * 7),
+        (lambda n: n.op("MatMul", n.input("x", "float32", (5, 3)), n.weight((5, 7)), transA=1), 2 * 3 * 5 * 7),
+        (lambda n: n.op("Softmax", n.input("x", "float32", (3, 5))), 15),
+        (lambda n: n.op("ReduceMean", n.input("x", "float32", (3, 5)), n.const([1], "int64")), 15),
+    ],
+)
+def test_flops(build, flops):
+    net = Net()
+    graph = net.build([build(net)])
+    assert model().flops(graph, graph.nodes[0]) == flops
+
+
+def test_a_measured_time_replaces_the_estimate():
+    graph = chain()
+    slow = decide(graph, gemm(), cost=model(measured=lambda m: 1.0 if len(m.nodes) == 4 else None))
+    assert [len(m.nodes) for m in slow] == [3]
+    assert any("saves nothing" in x.reason for x in slow.losers)
+
+
+# --- choosing -------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_form_wins_and_the_parts_say_so():
+    p = decide(chain(), gemm())
+    assert [m.root for m in p] == ["Relu_relu"] and len(p.losers) == 3 and p.exact
+    reasons = {x.match.root: x for x in p.losers}
+    assert reasons["Add_add"].reason == "part of gemm.scale_bias at Relu_relu"
+    assert reasons["Add_add"].by is p.chosen[0]
+    assert "saves nothing" in reasons["MatMul_matmul"].reason and reasons["MatMul_matmul"].by is None
+    assert p.saved.launches == 3 and p.savings == (p.saved,)
+
+
+def test_two_small_matches_beat_one_in_the_middle():
+    kind = {"x": "T[... N]"}, {"y": "T[... N]"}
+    first = fusion("act.first", "y = Exp(Neg(x))", *kind)
+    last = fusion("act.last", "y = Tanh(Abs(x))", *kind)
+    middle = fusion("act.middle", "y = Abs(Exp(x))", *kind)
+    net = Net()
+    v = net.input("x", "float32", (64, 64))
+    for op in ("Neg", "Exp", "Abs", "Tanh"):
+        v = net.op(op, v)
+    graph = net.build([v])
+    p = decide(graph, middle, last, first)
+    assert [m.fusion for m in p] == ["act.first", "act.last"]
+    (loser,) = p.losers
+    assert loser.match.fusion == "act.middle" and "the plan saves more" in loser.reason and loser.by in p.chosen
+    assert sites(fused(graph, first, middle, last, policy="balanced")) == {"act.first": 1, "act.last": 1}
+
+
+def test_of_two_fusions_of_the_same_nodes_the_faster_wins_then_the_name():
+    kind = {"x": "T[... N]"}, {"y": "T[... N]"}
+    a, b = (fusion(name, "y = Exp(Neg(x))", *kind) for name in ("act.a", "act.b"))
+    net = Net()
+    graph = net.build([net.op("Exp", net.op("Neg", net.input("x", "float32", (8,))))])
+    p = decide(graph, b, a)
+    assert [m.fusion for m in p] == ["act.a"] and "covers the same nodes" in p.losers[0].reason
+    faster = model(measured=lambda m: 1e-9 if m.fusion == "act.b" else 1e-7)
+    assert [m.fusion for m in decide(graph, a, b, cost=faster)] == ["act.b"]
+
+
+def test_the_plan_does_not_depend_on_the_order_of_matches():
+    graph = chain()
+    found = list(find(graph, [gemm(), quick_gelu()], vocabulary()))
+    plans = {plan(graph, order, cost=model()) for order in itertools.permutations(found)}
+    assert len(plans) == 1
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+
+def test_off_takes_nothing():
+    p = decide(chain(), gemm(), policy="off")
+    assert not p.chosen and {x.reason for x in p.losers} == {"the policy is off"} and p.saved == Cost()
+
+
+def test_balanced_wants_savings_and_aggressive_does_not():
+    net = Net()
+    graph = net.build([net.op("MatMul", net.input("x", "float32", (4, 4)), net.weight((4, 4)))])
+    assert not decide(graph, gemm(), policy="balanced").chosen
+    assert len(decide(graph, gemm(), policy="aggressive")) == 1
+
+
+@pytest.mark.parametrize(
+    ("rounding", "pending", "count"), [("per_op", "", 1), ("once", "", 0), ("per_op", "untested", 0)]
+)
+def test_conservative_wants_a_kernel_that_rounds_per_operator(rounding, pending, count):
+    kernel = SimpleNamespace(spec=SimpleNamespace(rounding=rounding, pending=pending))
+    fusions = {"gemm.scale_bias": SimpleNamespace(kernels=(kernel,))}
+    p = decide(chain(), gemm(), policy="conservative", fusions=fusions)
+    assert len(p) == count
+    if not count:
+        assert all("rounds per operator" in x.reason for x in p.losers)
+
+
+def test_a_site_that_no_kernel_accepts_loses_with_the_kernel_s_reason():
+    def accepts(m):
+        return "plain: K % 16 == 0 (K = 8)" if len(m.nodes) == 4 else None
+
+    p = decide(chain(), gemm(), accepts=accepts)
+    assert [len(m.nodes) for m in p] == [3]
+    assert next(x for x in p.losers if len(x.match.nodes) == 4).reason == "plain: K % 16 == 0 (K = 8)"
+
+
+def test_an_unknown_policy_is_named():
+    with pytest.raises(UnknownNameError, match="balanced"):
+        decide(chain(), gemm(), policy="balance")
+
+
+# --- cycles among matches -------------------------------------------------------------------------------------------
+
+
+def crossing():
+    """Two pairs, each of which reads what the other makes first: legal alone, a cycle together."""
+    net = Net()
+    x = net.input("x", "float32", (16,))
+    a1, b1 = net.op("Relu", x), net.op("Tanh", x)
+    a2, b2 = net.op("Add", a1, b1, name="a2"), net.op("Mul", b1, a1, name="b2")
+    return net.build([a1, a2, b1, b2])
+
+
+def test_matches_that_make_a_cycle_together_are_not_chosen_together():
+    kind = {"x": "T[N]", "z": "T[N]"}, {"p": "T[N]", "q": "T[N]"}
+    a = fusion("pair.a", "p = Relu(x)\nq = Add(p, z)", *kind)
+    b = fusion("pair.b", "p = Tanh(x)\nq = Mul(p, z)", *kind)
+    graph = crossing()
+    assert len(matches_of(graph, a, b)) == 2
+    p = decide(graph, a, b)
+    assert len(p) == 1 and not p.exact
+    assert "would make a cycle together with" in p.losers[0].reason
+    assert sites(fused(graph, a, b))["pair.a"] == 1
+
+
+def test_a_cycle_through_other_nodes_is_seen():
+    kind = {"x": "T[N]", "z": "T[N]"}, {"p": "T[N]", "q": "T[N]"}
+    a = fusion("pair.a", "p = Relu(x)\nq = Add(p, z)", *kind)
+    b = fusion("pair.b", "p = Tanh(x)\nq = Mul(p, z)", *kind)
+    net = Net()
+    x = net.input("x", "float32", (16,))
+    a1, b1 = net.op("Relu", x), net.op("Tanh", x)
+    left, right = net.op("Neg", net.op("Abs", b1)), net.op("Exp", a1)
+    graph = net.build([net.op("Add", a1, left), net.op("Mul", b1, right), a1, b1])
+    assert len(decide(graph, a, b)) == 1
+    fused(graph, a, b)
+
+
+# --- set packing ----------------------------------------------------------------------------------------------------
+
+
+def brute(sets, weights):
+    best = 0.0
+    for k in range(len(sets) + 1):
+        for pick in itertools.combinations(range(len(sets)), k):
+            if sum(len(sets[i]) for i in pick) == len(frozenset().union(*(sets[i] for i in pick))):
+                best = max(best, sum(weights[i] for i in pick))
+    return best
+
+
+FAMILIES = st.lists(
+    st.tuples(st.frozensets(st.integers(0, 9), min_size=1, max_size=4), st.integers(-2, 9).map(lambda w: w * 1e-6)),
+    max_size=9,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(FAMILIES)
+def test_packing_is_exact(family):
+    sets, weights = [s for s, _ in family], [w for _, w in family]
+    found = packing.pack(sets, weights)
+    assert found.exact
+    assert all(sets[a].isdisjoint(sets[b]) for a, b in itertools.combinations(found.chosen, 2))
+    assert all(weights[i] > 0 for i in found.chosen)
+    assert sum(weights[i] for i in found.chosen) == pytest.approx(brute(sets, weights))
+
+
+@settings(max_examples=40, deadline=None)
+@given(FAMILIES)
+def test_integer_programming_agrees_with_search(family):
+    live = {s: w for s, w in family if w > 0}
+    sets, weights = list(live), list(live.values())
+    if not sets:
+        return
+    indices = list(range(len(sets)))
+    programmed = packing._programmed(indices, sets, weights)
+    assert programmed is not None
+    assert all(sets[a].isdisjoint(sets[b]) for a, b in itertools.combinations(programmed, 2))
+    assert sum(weights[i] for i in programmed) == pytest.approx(brute(sets, weights))
+
+
+def ladder(count):
+    """One component: overlapping pairs along a line, of which every other one is best."""
+    return [frozenset({i, i + 1}) for i in range(count)], [1.0 + (i % 2) * 0.5 for i in range(count)]
+
+
+@pytest.mark.parametrize(("count", "exact"), [(12, True), (200, True), (packing.PROGRAMMED + 50, False)])
+def test_large_components_are_solved_or_said_to_be_approximate(count, exact):
+    sets, weights = ladder(count)
+    found = packing.pack(sets, weights)
+    assert found.exact == exact
+    assert found.chosen == tuple(range(1, count, 2))
+
+
+def test_components_are_decided_apart():
+    sets = [frozenset({1, 2}), frozenset({2, 3}), frozenset({7}), frozenset({8, 9}), frozenset({9, 3})]
+    assert packing.components(range(5), sets) == [[0, 1, 3, 4], [2]]
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_plain_data_and_says_what_it_is():
+    p = decide(chain(), gemm())
+    data = json.loads(json.dumps(p.to_dict()))
+    assert data["policy"] == "balanced" and data["exact"] is True and data["saved"]["launches"] == 3
+    assert data["chosen"][0]["fusion"] == "gemm.scale_bias" and data["chosen"][0]["saved"]["launches"] == 3
+    assert {x["by"]["root"] for x in data["losers"] if x["by"]} == {"Relu_relu"}
+    assert repr(p).startswith("Plan(1 sites, 3 losers, saves ") and "balanced)" in repr(p)
+    assert repr(replace(p, exact=False)).endswith("approximate)")
+    with pytest.raises(AttributeError):
+        p.policy = "off"  # type: ignore[misc]
+
+
+def test_aggressive_and_balanced_agree_where_everything_saves():
+    net = Net()
+    v = net.input("x", "float32", (8, 8))
+    for _ in range(3):
+        v = net.op("Relu", net.op("MatMul", v, net.weight((8, 8))))
+    graph = net.build([v])
+    assert plan_of(graph, gemm(), policy="balanced").chosen == plan_of(graph, gemm(), policy="aggressive").chosen
