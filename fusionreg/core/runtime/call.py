@@ -22,14 +22,14 @@ class Call:
         arrays: input name → array, absent ones missing.
         tensors: the same, and the caller's own outputs, as tensors.
         library, place: of all of them.
-        wants_grad: whether an input asks for a gradient.
+        guarded: whether the layouts of the arrays do not say all.
     """
 
     arrays: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     library: Library
     place: Place
-    wants_grad: bool
+    guarded: bool
 
 
 def look_at(entry: FusionEntry, arrays: Sequence[Any], out: Sequence[Any] | None) -> Call:
@@ -60,12 +60,12 @@ def look_at(entry: FusionEntry, arrays: Sequence[Any], out: Sequence[Any] | None
             raise _wrong(fusion, f"{name} cannot be passed: {unfit}", "a plain dense array", tensor=name)
     assert library is not None
     place = _place(entry, everything, library)
-    wants_grad = any(library.wants_grad(a) for a in given.values())
-    if wants_grad and library.grad_enabled():
+    if library.grad_enabled() and any(library.wants_grad(a) for a in given.values()):
         raise no_backward(fusion)
+    guarded = any(library.guarded(a) for a in given.values())
     tensors = {name: library.tensor(a) for name, a in everything.items()}
     _check_outputs(fusion, outputs, everything, tensors, library)
-    return Call(given, tensors, library, place, wants_grad)
+    return Call(given, tensors, library, place, guarded)
 
 
 def no_backward(fusion: str) -> ArgumentError:

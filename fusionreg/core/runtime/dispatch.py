@@ -126,7 +126,7 @@ class Runtime:
 
     def execute(self, fusion: str, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> Outcome:
         """A site of a model: like :meth:`call`, but an input with unfit strides is copied rather than left unfused."""
-        prepared = self._prepare(fusion, tuple(arrays), attributes, densify=True)
+        prepared = self._find(fusion, arrays, attributes)
         return Outcome(prepared.run(arrays, prepared.outputs()), prepared.kernel, prepared.reason)
 
     def refusal(self, match: Match) -> str | None:
@@ -166,8 +166,20 @@ class Runtime:
 
     # ---- finding the prepared launch --------------------------------------------------------------------------------
 
+    def _find(self, fusion: str, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> Prepared:
+        """As the beginning of :meth:`call`, for a model's site."""
+        try:
+            layout = [None if a is None else self._layouts[a.__class__](a) for a in arrays]
+            key = (fusion, *layout, _attributes_key(attributes)) if attributes else (fusion, *layout)
+            prepared = self._prepared["densify", *key]
+            if prepared.guarded:
+                look_at(self.catalog[fusion], arrays, None)
+            return prepared
+        except Exception:
+            return self._prepare(fusion, arrays, attributes, densify=True)
+
     def _prepare(
-        self, fusion: str, arrays: tuple[Any, ...], attributes: Mapping[str, Any], densify: bool = False
+        self, fusion: str, arrays: Sequence[Any], attributes: Mapping[str, Any], densify: bool = False
     ) -> Prepared:
         """The prepared launch, made at the first call of its layout."""
         entry = self.catalog[fusion]

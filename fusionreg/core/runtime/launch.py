@@ -29,13 +29,13 @@ class Prepared(Protocol):
         kernel: ``fusion/kernel``; "" for the unfused operators.
         reason: why the unfused operators run, "" otherwise.
         calls: how often it ran.
-        guard_grad: whether an input asked for a gradient, so that each call must see that none is recorded.
+        guarded: whether each call must be looked at closely: its layouts do not say all (gradients, conjugates).
     """
 
     kernel: str
     reason: str
     calls: int
-    guard_grad: bool
+    guarded: bool
 
     def outputs(self) -> tuple[Any, ...]:
         """New arrays for the outputs."""
@@ -61,14 +61,15 @@ class Allocation:
         self.workspace = library.allocator((workspace,), "uint8", place) if workspace else None
 
     def outputs(self) -> tuple[Any, ...]:
-        return tuple([make() for make in self.makers])
+        makers = self.makers
+        return (makers[0](),) if len(makers) == 1 else tuple([make() for make in makers])
 
 
 class Nothing:
     """A call without an element to compute: its outputs are empty, and nothing is launched."""
 
     reason = ""
-    guard_grad = False
+    guarded = False
 
     def __init__(self, kernel: str, allocation: Allocation) -> None:
         self.kernel, self.calls = kernel, 0
@@ -86,7 +87,7 @@ class Unfused:
     """The operators that the fusion stands for, one by one."""
 
     kernel = ""
-    guard_grad = False
+    guarded = False
 
     def __init__(
         self, evaluate: Callable[[Sequence[Any]], tuple[Any, ...]], allocation: Allocation, reason: str
@@ -113,7 +114,7 @@ class GpuLaunch:
     """A loaded kernel with its configuration and parameters packed; a call writes pointers and the stream."""
 
     reason = ""
-    guard_grad = False
+    guarded = False
 
     def __init__(
         self,
@@ -238,7 +239,7 @@ class SimulatorLaunch:
     """A kernel that the simulator executes on NumPy arrays, or on CPU tensors of torch through NumPy."""
 
     reason = ""
-    guard_grad = False
+    guarded = False
 
     def __init__(
         self,
@@ -284,7 +285,7 @@ class SimulatorLaunch:
 class Densified:
     """Another prepared launch, on contiguous copies of some inputs; only models ask for it, calls never copy."""
 
-    guard_grad = False
+    guarded = False
 
     def __init__(self, inner: Prepared, indices: Sequence[int], library: Library) -> None:
         self.inner, self.indices, self.library = inner, tuple(indices), library

@@ -76,6 +76,10 @@ class Library(Protocol):
     def wants_grad(self, array: Any) -> bool:
         return False
 
+    def guarded(self, array: Any) -> bool:
+        """Whether its layout does not say all: then each call looks at it closely."""
+        return False
+
 
 class _Numpy(Library):
     name = "numpy"
@@ -188,9 +192,9 @@ class _Torch(Library):
 
     @staticmethod
     def layout(a: Any) -> Any:
+        # A lazy conjugate is complex: `guarded` sees to those. The device's number is cheaper than the device.
         return (
-            a.dtype, a.shape, a.stride(), ALIGNMENT[a.data_ptr() & 255], a.device, a.requires_grad,
-            a.is_neg() or a.is_conj(),
+            a.dtype, a.shape, a.stride(), ALIGNMENT[a.data_ptr() & 255], a.get_device(), a.requires_grad, a.is_neg(),
         )  # fmt: skip
 
     def tensor(self, a: Any) -> Tensor:
@@ -240,6 +244,9 @@ class _Torch(Library):
 
     def wants_grad(self, a: Any) -> bool:
         return a.requires_grad
+
+    def guarded(self, a: Any) -> bool:
+        return a.requires_grad or a.dtype.is_complex
 
 
 def _numpy_name(type_: Any) -> str:
