@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
@@ -20,6 +21,7 @@ from .tensors import TensorType, folded_axis
 
 #: Predicates that make sense before any memory is laid out: a constraint is decided when a graph is matched.
 GRAPH_PREDICATES = frozenset({"present", "rank", "shape", "form"})
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -164,6 +166,10 @@ def _check_attributes(problems: Problems, entry: FusionEntry, ops: Mapping[str, 
             problems.add(at, "no pattern binds it", "every attribute bound: Op(…, attribute=name)")
         if spec.type == "str" and not spec.static:
             problems.add(at, "a str that is not static", "static=True: text cannot be passed at launch")
+        if spec.type == "str" and not (spec.choices and all(_WORD.match(str(c)) for c in spec.choices)):
+            problems.add(
+                at, f"a str with choices {spec.choices}", "the words it may be: letters, digits and underscores"
+            )
         if len(set(spec.choices)) < len(spec.choices):
             problems.add(at, "a choice stands twice", "different choices")
         for value in (*spec.choices, *(() if spec.default is None else (spec.default,))):

@@ -97,7 +97,7 @@ def _with_includes(path: Path, root: Path) -> str:
         seen.add(current)
         texts.append(current.read_text("utf-8"))
         for name in _INCLUDE.findall(texts[-1]):
-            found = find_template(root, name)
+            found = find_template(root, name) or find_template(root, f"{name}.j2")
             if found:
                 todo.append(found)
     return "\n".join(texts)
@@ -126,7 +126,8 @@ def _accepting(declared: str) -> list[Target]:
 
 
 def _kinds(spec: KernelSpec, fusion: FusionEntry) -> dict[str, tuple[str, ...]]:
-    declared = (*fusion.tensors, *fusion.axes, *fusion.spec.attributes, *fusion.spec.dtypes, *fusion.choices)
+    keys = (f"{choice}_{key}" for choice, keys in fusion.choices.items() for key in keys)
+    declared = (*fusion.tensors, *fusion.axes, *fusion.spec.attributes, *fusion.spec.dtypes, *fusion.choices, *keys)
     return {
         "the fusion": tuple(dict.fromkeys(declared)),
         "params": tuple(spec.params),

@@ -12,7 +12,10 @@ from .expressions import FUNCTIONS, PREDICATES, Expression, ExpressionSet
 from .intervals import comparisons
 
 #: Words that a template or the generated prelude already gives a meaning.
-RESERVED = frozenset({"entry", "signature", "include", "workspace", "fr", "any_of", "optional", "none", "target"})
+RESERVED = frozenset(
+    {"entry", "signature", "include", "workspace", "fr", "any_of", "optional", "none", "target"}
+    | {"self", "super", "loop", "caller", "varargs", "kwargs", "range", "dict", "lipsum", "cycler", "joiner"}
+)
 
 CPP = frozenset(
     """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl
@@ -102,7 +105,8 @@ class Scope:
 def check_names(problems: Problems, kinds: Mapping[str, tuple[str, ...]], shared: frozenset[str] = frozenset()) -> None:
     """Notes every name that C++, templates or the expression language cannot use, and every one declared twice.
 
-    ``kinds``: kind of name (a spec field) → its names. ``shared``: names that may stand in two kinds.
+    ``kinds``: kind of name (a spec field) → its names. ``shared``: names that may stand in two kinds. A choice also
+    gives ``CHOICE_KEY`` to each of its keys, so that those are names too.
     """
     seen: dict[str, str] = {}
     for kind, names in kinds.items():

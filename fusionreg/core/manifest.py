@@ -75,24 +75,9 @@ def proven_kernels(root: Path | None) -> frozenset[str]:
     found: set[str] = set()
     for folder in (root / "evidence", root.parent / "evidence") if root else ():
         for path in sorted(folder.glob("*.json")):
-            with suppress(OSError, ValueError, RecursionError):
-                found.update(_keys(json.loads(path.read_text("utf-8"))))
+            with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+                found.update(str(row["kernel"]) for row in json.loads(path.read_text("utf-8"))["kernels"])
     return frozenset(found)
-
-
-def _keys(data: Any) -> Iterator[str]:
-    """Every ``fusion/kernel`` that a JSON value speaks of, as a key or as two fields."""
-    if isinstance(data, dict):
-        fusion, kernel = data.get("fusion"), data.get("kernel")
-        if isinstance(fusion, str) and isinstance(kernel, str):
-            yield kernel if "/" in kernel else f"{fusion}/{kernel}"
-        for key, value in data.items():
-            if "/" in key:
-                yield key
-            yield from _keys(value)
-    elif isinstance(data, list):
-        for value in data:
-            yield from _keys(value)
 
 
 # --- the key ---------------------------------------------------------------------------------------------------

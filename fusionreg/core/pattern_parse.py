@@ -109,6 +109,8 @@ class PatternParser:
         keys = (*(a.key for a in alternatives), *((NONE,) if optional else ()))
         if not _NAME.match(name):
             raise self.fail(node, f"choice {name!r}", "a name of letters, digits and underscores")
+        if not all(_NAME.match(key) for key in keys):
+            raise self.fail(node, f"choice {name!r} has keys {keys}", "keys of letters, digits and underscores")
         if len(set(keys)) < len(keys):
             raise self.fail(node, f"choice {name!r} has a key twice", "one key for each, e.g. gelu_tanh=Gelu(…)")
         if self.choices.setdefault(name, keys) != keys:

@@ -172,10 +172,10 @@ def test_nothing_is_kept_while_a_plugin_fails(acme, loads, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("content", "proven"),
     [
-        ('{"kernels": {"acme.relu/k": {"digest": "1"}}}', True),
-        ('[{"fusion": "acme.relu", "kernel": "k"}]', True),
-        ('[{"fusion": "acme.relu", "kernel": "acme.relu/k"}]', True),
-        ('[{"fusion": "acme.relu", "kernel": "other"}]', False),
+        ('{"kernels": [{"kernel": "acme.relu/k", "digest": "1"}]}', True),
+        ('{"kernels": [{"kernel": "acme.relu/other"}]}', False),
+        ('{"kernels": [{"fusion": "acme.relu/k"}]}', False),
+        ('["acme.relu/k"]', False),
         ("{", False),
     ],
 )

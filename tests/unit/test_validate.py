@@ -74,7 +74,9 @@ RELU = {
 }
 FLOAT = AttributeSpec(type="float", default=1.0)
 NAN = math.nan
-WORD = AttributeSpec(type="str", default="none")
+WORD = AttributeSpec(type="str", choices=("none", "tanh"))
+CLASH = {"x": "T[... M K]", "w": "T[K N] | T[N K]", "act_Relu": "T[N]"}
+STATIC = {"type": "str", "static": True}
 OPTIONAL_INT = AttributeSpec(type="int")
 
 
@@ -122,6 +124,8 @@ OPTIONAL_INT = AttributeSpec(type="int")
         ({**RELU, "inputs": {"x": "x[M]"}, "outputs": {"y": "x[M]"}, "dtypes": {"x": ("int8",)}}, "dtypes", "stands"),
         ({**RELU, "inputs": {"x": "T[x]"}, "outputs": {"y": "T[x]"}}, "axes", "stands in inputs too"),
         ({"pattern": PATTERN.replace(', "act"', "")}, "pattern", "'y' stands in outputs too"),
+        ({"pattern": PATTERN.replace("bias", "act_Relu"), "inputs": CLASH}, "pattern", "'act_Relu' stands in inputs too"),
+        ({**RELU, "inputs": {"range": "T[M]"}, "pattern": "y = Relu(range)"}, "inputs", "'range'"),
         ({"dtypes": {"float16": ("float32",)}, "inputs": {"x": "float16[M]"}}, "dtypes.float16", "name of a dtype"),
         # attributes
         ({"attributes": {"transB": AttributeSpec(type="int", default=1.5)}}, "attributes.transB", "1.5 is no int"),
@@ -135,6 +139,11 @@ OPTIONAL_INT = AttributeSpec(type="int")
          "attributes.how", "static"),
         ({**RELU, "pattern": "y = Elu(x, alpha=a)", "attributes": {"a": AttributeSpec(type="float", choices=(NAN,))}},
          "attributes.a", "NaN"),
+        ({**RELU, "pattern": "y = Gelu(x, approximate=how)", "attributes": {"how": AttributeSpec(**STATIC)}},
+         "attributes.how", "the words it may be"),
+        ({**RELU, "pattern": "y = Gelu(x, approximate=how)",
+          "attributes": {"how": AttributeSpec(**STATIC, choices=('tanh"; evil',))}}, "attributes.how", "the words"),
+        ({"pattern": PATTERN.replace("(Relu, Tanh)", "(Relu, é=Exp)").replace(', "act"', "")}, "pattern", "keys of"),
         # spellings
         ({"pattern": (PATTERN, PATTERN)}, "pattern", "two spellings are the same"),
         ({"pattern": (PATTERN, "y = Add(MatMul(x, w, transB=transB), bias)")}, "pattern[1]", "'act' is not made"),
