@@ -8,7 +8,7 @@ import hypothesis
 import numpy as np
 import pytest
 from graphs import Net, feeds, fusion, gemm, plan_of, quick_gelu, run, vocabulary
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fusionreg.core import rewrite
@@ -145,7 +145,7 @@ def test_the_index_hides_no_match_and_explaining_changes_none(graph):
 def test_the_random_graphs_are_worth_it(name):
     """A generator that made no matches would leave the properties above empty."""
     entry = next(f for f in FUSIONS if f.name == name)
-    hunt = settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    hunt = settings(SETTINGS, max_examples=3000, database=None, phases=[Phase.generate])
 
     def has_one(graph):
         return any(len(m.nodes) > 1 for m in matches(graph, [entry], vocabulary()))
