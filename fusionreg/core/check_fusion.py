@@ -41,7 +41,8 @@ def check_fusion(
     _check_spellings(problems, entry)
     kinds = {
         "inputs": tuple(spec.inputs), "outputs": tuple(spec.outputs), "dtypes": tuple(spec.dtypes), "axes": entry.axes,
-        "attributes": tuple(spec.attributes), "pattern": tuple(entry.choices),
+        "attributes": tuple(spec.attributes),
+        "pattern": (*entry.choices, *(f"{c}_{k}" for c, keys in entry.choices.items() for k in keys)),
     }  # fmt: skip
     check_names(problems, kinds, shared=frozenset(_sized(spec)) & frozenset(entry.axes))
     scope = fusion_scope(entry)

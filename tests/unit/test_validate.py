@@ -124,7 +124,7 @@ OPTIONAL_INT = AttributeSpec(type="int")
         ({**RELU, "inputs": {"x": "x[M]"}, "outputs": {"y": "x[M]"}, "dtypes": {"x": ("int8",)}}, "dtypes", "stands"),
         ({**RELU, "inputs": {"x": "T[x]"}, "outputs": {"y": "T[x]"}}, "axes", "stands in inputs too"),
         ({"pattern": PATTERN.replace(', "act"', "")}, "pattern", "'y' stands in outputs too"),
-        ({"pattern": PATTERN.replace("bias", "act_Relu"), "inputs": CLASH}, "pattern", "'act_Relu' stands in inputs too"),
+        ({"pattern": PATTERN.replace("bias", "act_Relu"), "inputs": CLASH}, "pattern", "'act_Relu' stands in"),
         ({**RELU, "inputs": {"range": "T[M]"}, "pattern": "y = Relu(range)"}, "inputs", "'range'"),
         ({"dtypes": {"float16": ("float32",)}, "inputs": {"x": "float16[M]"}}, "dtypes.float16", "name of a dtype"),
         # attributes
