@@ -20,6 +20,9 @@ from .values import largest, tiny
 #: A pool of fewer elements says too little about the chain's error.
 POOL = 32
 
+#: A row may lend the others an error of at most this many times what is usual among rows, relative to their size.
+UNUSUAL = 16.0
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -57,18 +60,28 @@ def _round_direct(exact: np.ndarray, kind: DType) -> np.ndarray:
     return np.where(np.abs(result) > largest(kind), np.copysign(overflow, exact), result)
 
 
-def pooled(errors: Sequence[np.ndarray]) -> np.ndarray:
-    """The chain's error that each element is held against, from the error of one or more equal runs.
+def pooled(errors: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> np.ndarray:
+    """The chain's error that each element of the first run is held against, from one or more equal runs.
 
-    The largest error of the element's row (last axis) where the runs have at least :data:`POOL` elements of it, else
-    the largest anywhere. Errors that are not finite (an overflowed chain) do not count.
+    An element, and with structured values a whole row, of the chain may be right by luck. So it is the largest error of
+    the element's own row (last axis), or what other rows show relative to their largest value, whichever is more; a
+    freak row lends the others at most :data:`UNUSUAL` times the median. Errors that are not finite (an overflowed
+    chain) do not count.
     """
-    worst = np.maximum.reduce([np.where(np.isfinite(e), e, 0.0) for e in errors])
-    if worst.ndim == 0 or worst.size == 0:
-        return worst
-    if worst.shape[-1] * len(errors) >= POOL:
-        return np.broadcast_to(worst.max(axis=-1, keepdims=True), worst.shape)
-    return np.full(worst.shape, worst.max())
+    if not errors[0].size:
+        return errors[0]
+    width = errors[0].shape[-1] if errors[0].ndim else 1
+    finite = [np.where(np.isfinite(e), e, 0.0).reshape(-1, width) for e in errors]
+    with np.errstate(invalid="ignore"):
+        sizes = [np.abs(np.where(np.isfinite(x), x, 0.0)).reshape(-1, width).max(axis=1) for x in exact]
+    worst = [e.max(axis=1) for e in finite]
+    ratios = np.concatenate(
+        [np.divide(w, s, out=np.zeros_like(w), where=s > 0) for w, s in zip(worst, sizes, strict=True)]
+    )
+    shown = ratios[ratios > 0]
+    usual = min(shown.max(), UNUSUAL * float(np.median(shown))) if shown.size else 0.0
+    allowed = np.maximum(worst[0], usual * sizes[0])
+    return np.broadcast_to(allowed[:, None], (allowed.size, width)).reshape(errors[0].shape)
 
 
 def compare(
@@ -107,7 +120,7 @@ def compare(
     special = rounded(e, kind) if rounding == "once" else c
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(g - e)
-        bound = pooled([np.abs(c - e)]) if allowed is None else allowed
+        bound = pooled([np.abs(c - e)], [e]) if allowed is None else allowed
         step = ulp(e, kind)
         tolerance = np.where(np.isfinite(c) | ~np.isfinite(e), 2.0 * bound + step, 2.0 * step) + extra_ulp * step
         close = error <= tolerance

@@ -16,16 +16,16 @@ def executor_for(device: str, cache: Cache | None = None) -> Executor:
         ArgumentError: for an unknown word.
         MissingDependencyError: where ``cuda`` has no GPU, driver or CuPy.
     """
-    from .gpu import GpuExecutor
-    from .simulated import SimExecutor
-
     if device not in DEVICES:
         raise ArgumentError("unknown device", repr(device), "", f"one of {', '.join(DEVICES)}")
-    if device == "sim":
-        return SimExecutor(cache)
-    try:
-        return GpuExecutor(cache)
-    except MissingDependencyError:
-        if device == "cuda":
-            raise
-        return SimExecutor(cache)
+    if device != "sim":
+        from .gpu import GpuExecutor
+
+        try:
+            return GpuExecutor(cache)
+        except MissingDependencyError:
+            if device == "cuda":
+                raise
+    from .simulated import SimExecutor
+
+    return SimExecutor(cache)

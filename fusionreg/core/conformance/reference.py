@@ -50,13 +50,15 @@ def reference(entry: FusionEntry, trial: Trial, arrays: Mapping[str, np.ndarray]
     """Evaluates the pattern on ``arrays``, and on further random values where the outputs have too few elements."""
     graph = graph_of(entry, trial, ops)
     exact, chain = _both(graph, arrays, ops)
+    exacts = {name: [value] for name, value in exact.items()}
     errors = {name: [_error(chain[name], exact[name])] for name in exact}
     smallest = min((e[0].size for e in errors.values() if e[0].size), default=POOL)
     for replica in range(1, min(REPLICAS, -(-POOL // smallest))):
         again, rounded = _both(graph, trial.arrays(entry, replica), ops)
         for name in errors:
+            exacts[name].append(again[name])
             errors[name].append(_error(rounded[name], again[name]))
-    return Reference(exact, chain, {name: pooled(found) for name, found in errors.items()})
+    return Reference(exact, chain, {name: pooled(found, exacts[name]) for name, found in errors.items()})
 
 
 def _both(graph: Graph, arrays: Mapping[str, np.ndarray], ops: Vocabulary):

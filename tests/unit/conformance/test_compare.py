@@ -78,17 +78,26 @@ def test_twice_the_chains_error_is_admitted():
     assert not judge(far, exact, chain).passed
 
 
-def test_error_of_one_row_excuses_no_other_row():
-    errors = np.zeros((2, 64))
-    errors[0, 3] = 0.5
-    allowed = pooled([errors])
-    assert (allowed[0] == 0.5).all() and (allowed[1] == 0).all()
+def test_rows_lend_their_relative_error_to_rows_that_were_lucky():
+    exact = np.array([[100.0, 50.0], [1.0, 0.5]])
+    errors = np.array([[0.25, 0.0], [0.0, 0.0]])
+    np.testing.assert_array_equal(pooled([errors], [exact]), [[0.25, 0.25], [0.0025, 0.0025]])
 
 
-def test_small_outputs_pool_everything_and_replicas():
-    assert pooled([np.array([[0.25], [0.0]])])[1, 0] == 0.25
-    assert pooled([np.zeros((1, 1)), np.full((1, 1), 0.5)])[0, 0] == 0.5
-    assert pooled([np.array([[np.inf, 0.125]])]).max() == 0.125
+def test_a_freak_row_lends_sixteen_times_the_median_at_most():
+    exact = np.ones((8, 4))
+    errors = np.full((8, 4), 1e-6)
+    errors[3] = 0.5
+    allowed = pooled([errors], [exact])
+    np.testing.assert_allclose(allowed[:, 0], [16e-6] * 3 + [0.5] + [16e-6] * 4)
+
+
+def test_replicas_count_and_overflowed_errors_do_not():
+    one = np.ones((1, 1))
+    assert pooled([one * 0, one * 0.5], [one, one])[0, 0] == 0.5
+    assert pooled([np.array([[np.inf, 0.125]])], [np.ones((1, 2))]).max() == 0.125
+    assert pooled([np.zeros((2, 0))], [np.zeros((2, 0))]).shape == (2, 0)
+    assert pooled([np.array(0.5)], [np.array(2.0)]) == 0.5
 
 
 def test_nan_neither_disappears_nor_appears():

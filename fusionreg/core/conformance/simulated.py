@@ -1,0 +1,75 @@
+"""Conformance in the simulator: guarded memory always, every check on one case of each unit. Floor 7."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import simulator
+from ..cache import Cache
+from ..frozen import EMPTY
+from ..render import KernelSource
+from ..runtime.dispatch import SIMULATED
+from ..runtime.launch import argument_values
+from ..simulator import Checks
+from .execute import Job, Outputs, difference, empty_outputs
+
+if TYPE_CHECKING:
+    from ..entries import KernelEntry
+
+#: Seconds after which one simulated launch is broken off.
+TIMEOUT = 120.0
+
+
+class SimExecutor:
+    """The simulator. Launches run between guard pages; :meth:`stress` runs the instrumented build in three orders."""
+
+    device = "sim"
+    target = SIMULATED
+    facts = EMPTY
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        self._cache = cache
+        self._codes: dict[str, Any] = {}
+        self._locks: dict[str, Lock] = {}
+        self._lock = Lock()
+        self._begun = False  # the first compilation builds and loads the simulator's runtime, and does so alone
+
+    def refusal(self, kernel: KernelEntry) -> str:
+        why = kernel.spec.simulator
+        return f"the simulator cannot execute it: {why}" if why else ""
+
+    def compile(self, source: KernelSource) -> Any:
+        with self._lock:
+            lock = self._locks.setdefault(source.digest, Lock())
+            if not self._begun:
+                self._codes[source.digest] = simulator.compile(source, cache=self._cache, races=True)
+                self._begun = True
+        with lock:
+            found = self._codes.get(source.digest)
+            if found is None:
+                found = self._codes[source.digest] = simulator.compile(source, cache=self._cache, races=True)
+        return found
+
+    def launch(self, code: Any, job: Job, poison: float) -> Outputs:
+        order = "forward" if np.isnan(poison) else "reverse"
+        return self._run(code, job, poison, Checks(guard=True, orders=(order,), timeout=TIMEOUT))
+
+    def stress(self, code: Any, job: Job, expected: Outputs) -> str:
+        found = self._run(code, job, float("nan"), Checks.full())
+        differs = difference(expected, found)
+        return f"in the instrumented build, {differs}" if differs else ""
+
+    def _run(self, code: Any, job: Job, poison: float, checks: Checks) -> Outputs:
+        outputs = empty_outputs(job, poison)
+        values = argument_values(job.problem, job.source.arguments)
+        arguments: list[Any] = []
+        for a in job.source.arguments:
+            if a.kind == "workspace":
+                arguments.append(np.full(job.candidate.launch.workspace, 0xFF, np.uint8))
+            else:
+                arguments.append({**job.arrays, **outputs}[a.name] if a.pointer else values[a.parameter])
+        code.launch(arguments, job.candidate.launch, checks=checks)
+        return outputs
