@@ -84,8 +84,7 @@ def _read(graph: torch.fx.GraphModule, call: Call, program: Program, names: list
 
     label = next(filter(None, call.outputs), "v")
     reader = _Reader(program.name)
-    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    reader.taken.update(n.name for n in placeholders)
+    reader.taken.update(names)  # the program's own names, which the calls read
     results = reader.graph(graph.graph, graph, [Ref(n) for n in names])
     inner = {c.target for c in reader.calls}
     if call.target in inner or any(isinstance(r, torch.Tensor) for c in reader.calls for r in c.args.values()):

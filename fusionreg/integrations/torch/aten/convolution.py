@@ -107,9 +107,17 @@ def _pooled(e: Emitter, op: str, x: V, n: int, **settings: Any) -> V:
     return y if batched else e.squeeze(y, 0)
 
 
-def _pool_window(kernel_size: Any, stride: Any, padding: Any, dilation: Any, n: int) -> dict[str, Any]:
+def _pool_window(
+    x: V, kernel_size: Any, stride: Any, padding: Any, dilation: Any, n: int, ceil_mode: bool = False
+) -> dict[str, Any]:
     kernel = spread(kernel_size, n)
     strides = spread(stride, n) if stride not in (None, [], ()) else kernel
+    if ceil_mode:  # torch clips a window larger than the padded input
+        sizes = [
+            (s + 2 * p) if isinstance(s, int) else k
+            for s, p, k in zip(x.shape[-n:], spread(padding, n), kernel, strict=True)
+        ]
+        kernel = [min(k, s) for k, s in zip(kernel, sizes, strict=True)] if spread(dilation, n) == [1] * n else kernel
     return {"kernel_shape": tuple(kernel), **_window(strides, spread(dilation, n), spread(padding, n) * 2, n)}
 
 
@@ -124,7 +132,7 @@ def max_pool(n: int) -> Any:
         ceil_mode: bool = False,
         **_: Any,
     ) -> Any:
-        settings = _pool_window(kernel_size, stride, padding, dilation, n)
+        settings = _pool_window(self, kernel_size, stride, padding, dilation, n, ceil_mode)
         y = _pooled(e, "MaxPool", self, n, **settings, ceil_mode=int(ceil_mode))
         return (y, None) if len(e.metas) == 2 else y
 
@@ -145,7 +153,7 @@ def avg_pool(n: int) -> Any:
     ) -> V:
         if divisor_override is not None:
             raise e.refuse(f"divisor_override={divisor_override}", "the mean over the window")
-        settings = _pool_window(kernel_size, stride, padding, 1, n)
+        settings = _pool_window(self, kernel_size, stride, padding, 1, n, ceil_mode)
         return _pooled(
             e, "AveragePool", self, n, **settings, ceil_mode=int(ceil_mode), count_include_pad=int(count_include_pad)
         )

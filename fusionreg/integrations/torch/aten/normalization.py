@@ -9,6 +9,7 @@ from fusionreg.core.dtypes import DTYPES
 from fusionreg.core.frozen import FrozenDict
 
 from ..emitter import Emitter, V
+from .reductions import below
 
 
 def _wide(e: Emitter, x: V, *others: V | None) -> str:
@@ -203,12 +204,9 @@ def batch_norm_functional(
     scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, channels)
     shift = e.cast(bias, dtype) if bias is not None else e.const(0, dtype, channels)
     y, mean, var = normalise(e, x, scale, shift, eps)
-    counted = 1
-    for i, d in enumerate(input.shape):
-        if i != 1 and not isinstance(d, int):
-            raise e.refuse(f"a symbolic extent {d}", "extents known at export for running statistics")
-        counted *= int(d) if i != 1 else 1
-    unbiased = e.op("Mul", var, e.number(counted / max(counted - 1, 1), dtype))
+    axes = [a for a in range(x.rank) if a != 1]
+    counts = [e.operand(below(e, x, axes, less), dtype) for less in (0.0, 1.0)]
+    unbiased = e.op("Div", e.op("Mul", var, counts[0]), counts[1])
     return (
         e.cast(y, input.dtype), None, None,
         _blend(e, running_mean, mean, momentum), _blend(e, running_var, unbiased, momentum),

@@ -52,7 +52,7 @@ def binary(op: str, logical: str = "") -> Any:
 
 
 def combine(e: Emitter, op: str, a: Operand, b: Operand, dtype: str, alpha: Any = 1) -> V:
-    """``op(a, alpha · b)`` in ``dtype``; a number that a 16-bit float cannot hold is applied in float32, as in torch."""
+    """``op(a, alpha · b)`` in ``dtype``; a number too large or small for a 16-bit float is applied in float32."""
     numbers = [x for x in (a, b, alpha) if not isinstance(x, V)]
     wide = dtype in _WIDE and not all(e.fits(n, dtype) for n in numbers)
     inner = "float32" if wide else dtype

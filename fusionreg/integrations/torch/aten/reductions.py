@@ -95,13 +95,20 @@ def moments(e: Emitter, self: V, dim: Any, correction: float, keepdim: bool) -> 
     average = centre if keepdim else reduced(e, "ReduceMean", self, axes, False)
     if correction == 0:
         return reduced(e, "ReduceMean", squared, axes, keepdim), average
-    if _symbolic([self.shape[a] for a in axes]):
-        raise e.refuse(f"a correction over symbolic extents {self.shape}", "extents known at export, or correction 0")
-    count = _count([self.shape[a] for a in axes])
     total = reduced(e, "ReduceSum", squared, axes, keepdim)
-    below = count - correction
-    divisor = e.number(below if below > 0 else 0.0, self.dtype)
-    return e.op("Div", total, divisor), average
+    return e.op("Div", total, e.operand(below(e, self, axes, correction), self.dtype)), average
+
+
+def below(e: Emitter, x: V, axes: Sequence[int], correction: float) -> float | V:
+    """How many elements lie along ``axes``, less ``correction``; never under zero."""
+    sizes = [e.size(x, a) for a in axes]
+    known = [s for s in sizes if isinstance(s, int)]
+    if len(known) == len(sizes):
+        return max(_count(known) - correction, 0.0)
+    total = e.number(float(_count(known)), "float32")
+    for s in sizes:
+        total = total if isinstance(s, int) else e.op("Mul", total, e.cast(s, "float32"))
+    return e.op("Max", e.op("Sub", total, e.number(correction, "float32")), e.number(0, "float32"))
 
 
 def spread_of(root: bool, with_mean: bool) -> Any:
@@ -140,6 +147,20 @@ def norm(e: Emitter, self: V, ord: Any = 2, p: Any = None, dim: Any = None, keep
 def cumsum(e: Emitter, self: V, dim: int, **_: Any) -> V:
     x = e.cast(self, e.out.dtype)
     return x if x.rank == 0 else e.op("CumSum", x, e.const(x.axis(dim), "int64"))
+
+
+def diff(
+    e: Emitter, self: V, n: int = 1, dim: int = -1, prepend: V | None = None, append: V | None = None, **_: Any
+) -> V:
+    """Differences of neighbours along ``dim``, ``n`` times; of booleans, whether they differ."""
+    axis = self.axis(dim)
+    parts = [e.cast(p, e.out.dtype) for p in (prepend, self, append) if p is not None]
+    x = parts[0] if len(parts) == 1 else e.op("Concat", *parts, axis=axis)
+    for _step in range(n):
+        later = e.op("Slice", x, e.ints([1]), e.ints([2**63 - 1]), e.ints([axis]))
+        earlier = e.op("Slice", x, e.ints([0]), e.ints([-1]), e.ints([axis]))
+        x = e.op("Xor" if x.dtype == "bool" else "Sub", later, earlier)
+    return x
 
 
 def topk(
@@ -184,6 +205,7 @@ TABLE = FrozenDict(
         **_overloads("std_mean.default std_mean.dim std_mean.correction", spread_of(True, True)),
         **_overloads("linalg_vector_norm.default norm.ScalarOpt_dim norm.Scalar norm.ScalarOpt_dtype", norm),
         **_overloads("cumsum.default", cumsum),
+        **_overloads("diff.default", diff),
         **_overloads("topk.default", topk),
         **_overloads("sort.default sort.stable", sort),
         **_overloads("argsort.default argsort.stable", argsort),
