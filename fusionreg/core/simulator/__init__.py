@@ -1,18 +1,19 @@
-"""Executes CUDA kernels on the CPU: the same source, compiled by the host's C++ compiler, and checked while it runs. Floor 6.
+"""Executes CUDA kernels on the CPU: the same source, compiled by the host's C++ compiler, checked as it runs. Floor 6.
 
-Every CUDA thread is a fiber; blocks run one after another, the blocks of a cluster or of a cooperative grid together. It
-is a model of what a kernel may do, never of how long that takes. What it cannot execute: inline PTX (the device library
+Every CUDA thread is a fiber; blocks run one after another, those of a cluster or of a cooperative grid together. It is
+a model of what a kernel may do, never of how long that takes. What it cannot execute: inline PTX (the device library
 has functions in its place), textures, dynamic parallelism.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..cache import Cache
 from .checks import BankConflict, Checks, SimReport
-from .toolchain import HostCompiler, host_compiler
+from .toolchain import HostCompiler, Mode, host_compiler
 
 if TYPE_CHECKING:
     from ..render import KernelSource
@@ -56,13 +57,24 @@ def compile(
 
 
 def compile_text(
-    text: str, entry: str, *, cache: Cache | None = None, name: str = "", target: str = "sm_90a", arguments: Any = ()
+    text: str,
+    entry: str,
+    *,
+    cache: Cache | None = None,
+    name: str = "",
+    target: str = "sm_90a",
+    arguments: Any = (),
+    modes: Sequence[Mode] = ("fast",),
 ) -> SimKernel:
-    """Compiles any CUDA C++ whose kernel ``entry`` is ``extern "C"``; arguments and errors as for :func:`compile`."""
+    """Compiles any CUDA C++ whose kernel ``entry`` is ``extern "C"``; errors as for :func:`compile`.
+
+    ``modes``: the builds to make at once; others are made by the first launch that asks for them.
+    """
     from .kernel import SimKernel
 
     kernel = SimKernel(text, entry, name=name or entry, target=target, arguments=arguments, builder=_builder(cache))
-    kernel.prepare("fast")
+    for mode in modes:
+        kernel.prepare(mode)
     return kernel
 
 

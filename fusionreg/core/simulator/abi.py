@@ -101,7 +101,7 @@ def declare(library: c.CDLL) -> c.CDLL:
     library.frsim_launch.argtypes = [c.POINTER(Request), c.POINTER(Result)]
     library.frsim_guarded.argtypes = [c.c_uint64, c.c_uint64, c.POINTER(vp), c.POINTER(c.c_uint64)]
     library.frsim_guarded.restype = vp
-    library.frsim_canary.argtypes = [vp, c.c_uint64, vp, c.c_uint64]
+    library.frsim_canary.argtypes = [vp, c.c_uint64]
     library.frsim_canary.restype = c.c_longlong
     library.frsim_release.argtypes = [vp, c.c_uint64]
     return library

@@ -163,7 +163,7 @@ class Guarded:
     def check(self, whom: str) -> None:
         """:class:`SimulatorError` when a guard zone, an input, or memory between a tensor's elements has changed."""
         for r in self.regions:
-            at = self.library.frsim_canary(r.base, r.bytes, r.mapping, r.mapped)
+            at = self.library.frsim_canary(r.base, r.bytes)
             if at:
                 raise broken(whom, r.names, at, "a store outside of its buffer")
             if not r.writable or r.mask is not None:

@@ -22,7 +22,8 @@ COMPILER_VARIABLE = "FUSIONREG_CXX"
 
 _COMMON = (
     "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno",
-    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-stack-protector", "-g1", "-w",
+    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-stack-protector",
+    "-fstack-clash-protection", "-g1", "-w",
 )  # fmt: skip
 #: Without weak symbols a template's __shared__ variable may stand in the section of the others (a conflict otherwise).
 _GCC = ("-fno-weak", "-fno-gnu-unique")

@@ -173,20 +173,24 @@ FRSIM_API u64 frsim_mbarrier_arrive(u64* bar, unsigned count, unsigned expect_tx
 
 FRSIM_API void frsim_mbarrier_tx(u64* bar, int delta) { add_tx(bar, delta, FRSIM_PC); }
 
-FRSIM_API bool frsim_mbarrier_try(u64* bar, unsigned parity, bool may_yield) {
-  deliver(bar, FRSIM_PC);
-  if (read(bar, FRSIM_PC).phase == (parity & 1)) {
-    if (may_yield) yield_here();
-    deliver(bar, FRSIM_PC);
-    if (read(bar, FRSIM_PC).phase == (parity & 1)) return false;
+static bool try_wait(u64* bar, unsigned parity, bool may_yield, const void* pc) {
+  deliver(bar, pc);
+  if (read(bar, pc).phase == (parity & 1)) {
+    if (may_yield) {
+      self()->site = Site{nullptr, 0, pc};
+      yield_here();
+    }
+    deliver(bar, pc);
+    if (read(bar, pc).phase == (parity & 1)) return false;
   }
   if (Checker* c = checker_of(self()); c && c->races) acquire_from(c->mbarriers[reinterpret_cast<u64>(bar)].known, self());
   return true;
 }
 
+FRSIM_API bool frsim_mbarrier_try(u64* bar, unsigned parity, bool may_yield) { return try_wait(bar, parity, may_yield, FRSIM_PC); }
+
 FRSIM_API void frsim_mbarrier_wait(u64* bar, unsigned parity) {
-  self()->site = Site{nullptr, 0, FRSIM_PC};
-  while (!frsim_mbarrier_try(bar, parity, true)) {}
+  while (!try_wait(bar, parity, true, FRSIM_PC)) {}
 }
 
 FRSIM_API void frsim_cp_async_mbarrier(u64* bar, bool noinc) {

@@ -21,7 +21,10 @@ void check(const volatile void* p, int bytes, int kind, const void* pc) {
     fail("misaligned", Site{nullptr, 0, pc}, "an atomic of %d bytes at address %p", bytes, const_cast<const void*>(p));
   if (__builtin_expect(f->worker->launch->checker != nullptr, 0)) note_access(p, size_t(bytes), kind, pc);
   // A loop of atomics may wait for another thread: let it run now and then.
-  if (++f->restless > 64) yield_here();
+  if (++f->restless > 64) {
+    f->site = Site{nullptr, 0, pc};
+    yield_here();
+  }
 }
 
 }  // namespace

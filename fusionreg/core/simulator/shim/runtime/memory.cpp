@@ -34,6 +34,7 @@ const char* verb(int kind) { return kind & kAtomic ? "atomic access" : kind & kW
 [[noreturn]] void outside(Checker& c, Fiber* f, const char* p, size_t bytes, int kind, const void* pc) {
   const Site site{nullptr, 0, pc};
   char text[256];
+  if (reinterpret_cast<u64>(p) < 65536) fail("bounds", site, "a %zu-byte %s through a null pointer (address %p)", bytes, verb(kind), (const void*)p);
   for (auto& b : f->worker->blocks) {
     const char* lo = b.fibers[0].stack_lo;
     if (p >= lo && p < b.fibers[b.threads - 1].stack_hi) {
@@ -86,7 +87,8 @@ void check_state(Checker& c, Region& r, u64 offset, size_t bytes, int kind, cons
       fail_at_buffer("bounds", site, r.buffer, (long long)offset, bytes, nullptr, text);
     }
     if (read && c.uninitialised && !(s[i] & kInit)) {
-      std::snprintf(text, sizeof text, "a %zu-byte %s of memory that was never written", bytes, verb(kind));
+      std::snprintf(text, sizeof text, "a %zu-byte %s of memory that was never written%s", bytes, verb(kind),
+                    r.buffer == -2 ? ", or not yet: a barrier may be missing" : "");
       fail_at_buffer("uninitialised", site, r.buffer, (long long)(offset + i), bytes, nullptr, text);
     }
     if (write) s[i] |= kInit;

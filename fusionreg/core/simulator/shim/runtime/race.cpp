@@ -109,9 +109,13 @@ void check_race(Checker& c, Region& r, u64 offset, size_t bytes, int kind, Fiber
     if (write) {
       if (conflicts(cell.read1)) report(c, r, offset + i, bytes, true, f, pc, cell.read1, cell.read1_pc, false);
       if (conflicts(cell.read2)) report(c, r, offset + i, bytes, true, f, pc, cell.read2, cell.read2_pc, false);
+      // An atomic must not hide the plain store before it, which other threads' atomics may still race with.
+      const bool keep = strong && cell.write >= r.first_stamp && cell.write && !c.stamps[cell.write].atomic;
+      cell.read1 = keep ? cell.write : strong ? cell.read1 : 0;
+      if (keep) cell.read1_pc = cell.write_pc;
+      if (!strong) cell.read2 = 0;
       cell.write = mine;
       cell.write_pc = here;
-      cell.read1 = cell.read2 = 0;
       continue;
     }
     // Two readers are kept, of different warps if there are such: whoever writes next is at most one of them.

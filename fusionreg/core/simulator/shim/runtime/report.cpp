@@ -31,13 +31,15 @@ bool record(Launch& l, const char* detector, const Fiber* f, const Site& site, c
 const char* waits_for(const Fiber* f, char* text, size_t n) {
   static const char* const block_ops[] = {"__syncthreads", "__syncthreads_count", "__syncthreads_and", "__syncthreads_or"};
   switch (f->wait) {
-    case Wait::Block: std::snprintf(text, n, "wait at %s of line %d", block_ops[f->wait_op], f->site.line); break;
-    case Wait::Warp: std::snprintf(text, n, "wait in a warp collective of line %d with mask 0x%08x", f->site.line, f->wait_mask); break;
-    case Wait::Named: std::snprintf(text, n, "wait at named barrier %d", f->wait_op); break;
-    case Wait::Cluster: std::snprintf(text, n, "wait at the cluster barrier"); break;
-    case Wait::Grid: std::snprintf(text, n, "wait at the grid barrier"); break;
-    case Wait::Spin: std::snprintf(text, n, "spin for something that never comes (mbarrier phase, flag or lock)"); break;
-    case Wait::None: std::snprintf(text, n, "%s", f->exited ? "have exited" : "can run"); break;
+    case Wait::Block: std::snprintf(text, n, "waiting at %s of line %d", block_ops[f->wait_op], f->site.line); break;
+    case Wait::Warp:
+      std::snprintf(text, n, "waiting at %s%s%.0d with mask 0x%08x", op_name(f->wait_op), f->site.line ? " of line " : "", f->site.line, f->wait_mask);
+      break;
+    case Wait::Named: std::snprintf(text, n, "waiting at named barrier %d", f->wait_op); break;
+    case Wait::Cluster: std::snprintf(text, n, "waiting at the cluster barrier"); break;
+    case Wait::Grid: std::snprintf(text, n, "waiting at the grid barrier"); break;
+    case Wait::Spin: std::snprintf(text, n, "spinning for what never comes (an mbarrier phase, a flag, a lock)"); break;
+    case Wait::None: std::snprintf(text, n, "%s", f->exited ? "exited" : "ready"); break;
   }
   return text;
 }
@@ -73,10 +75,10 @@ void report_deadlock(Worker& w) {
     text = head;
     for (auto& [what, g] : groups) {
       char line[256];
-      std::snprintf(line, sizeof line, " %u thread%s %s (the first is (%u, %u, %u));", g.first, g.first == 1 ? "" : "s", what.c_str(),
-                    g.second->thread[0], g.second->thread[1], g.second->thread[2]);
+      std::snprintf(line, sizeof line, " %u thread%s %s, the first is (%u, %u, %u);", g.first, g.first == 1 ? "" : "s", what.c_str(), g.second->thread[0],
+                    g.second->thread[1], g.second->thread[2]);
       text += line;
-      if (!g.second->exited && (!first || g.second->wait == Wait::Block)) first = g.second;
+      if (!g.second->exited && (!first || g.second->wait == Wait::Warp)) first = g.second;
     }
     text.pop_back();
     break;

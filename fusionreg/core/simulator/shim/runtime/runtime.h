@@ -193,6 +193,7 @@ void make_ready(Fiber* f);
 void progress();
 void reshuffle(Block& block);                   // another interleaving for the next interval
 // warp.cpp
+const char* op_name(int op);
 void warp_lane_left(Warp& warp, Fiber* f);      // a lane has exited: collectives that waited for it may complete
 // report.cpp
 void report_deadlock(Worker& worker);

@@ -4,13 +4,6 @@
 
 namespace fr_sim {
 
-void run_mma(Warp& warp, void* const* args);
-void run_ldmatrix(Warp& warp, void* const* args, const void* pc);
-void run_stmatrix(Warp& warp, void* const* args, const void* pc);
-void run_movmatrix(void* const* args);
-
-namespace {
-
 const char* op_name(int op) {
   static const char* const names[] = {"__syncwarp", "__shfl_sync", "__ballot_sync", "__any_sync", "__all_sync", "__uni_sync", "__match_any_sync",
                                       "__match_all_sync", "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync",
@@ -18,6 +11,13 @@ const char* op_name(int op) {
                                       "stmatrix", "movmatrix", "elect.sync"};
   return names[op];
 }
+
+void run_mma(Warp& warp, void* const* args);
+void run_ldmatrix(Warp& warp, void* const* args, const void* pc);
+void run_stmatrix(Warp& warp, void* const* args, const void* pc);
+void run_movmatrix(void* const* args);
+
+namespace {
 
 bool aligned(int op) { return op == kMma || op == kLdmatrix || op == kStmatrix || op == kMovmatrix || op == kElect; }
 
