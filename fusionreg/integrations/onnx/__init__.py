@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from .load import load
+from .save import save
 
-__all__ = ["load"]
+__all__ = ["load", "save"]

@@ -6,6 +6,7 @@ replaced, in stock operators: a runtime that knows nothing of fusions inlines it
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -91,11 +92,15 @@ def _interface(body: onnx.GraphProto, source: onnx.ModelProto | None, graph: Gra
     for field_name, names in (("input", graph.inputs), ("output", graph.outputs)):
         declared = {i.name: i for i in getattr(source.graph, field_name)}
         written = getattr(body, field_name)
-        kept = [declared.get(w.name, w) for w in written]
+        kept = [declared[w.name] if _has_shape(declared.get(w.name)) else w for w in written]
         if [k.name for k in kept] == list(names):
             del written[:]
             written.extend(kept)
     body.name, body.doc_string = source.graph.name or body.name, source.graph.doc_string
+
+
+def _has_shape(info: onnx.ValueInfoProto | None) -> bool:
+    return info is not None and info.type.tensor_type.HasField("shape")
 
 
 @dataclass
@@ -126,7 +131,7 @@ class _Calls:
         if entry is not None:
             found["fusionreg.version"] = entry.spec.version
             found["fusionreg.kernels"] = ",".join(k.spec.name for k in entry.kernels)
-            self.records[fusion] = entry.spec.version
+        self.records[fusion] = json.dumps({k.removeprefix("fusionreg."): v for k, v in found.items()})
         if node is not None and node.attrs:
             found["fusionreg.attributes"] = ",".join(f"{k}={v}" for k, v in sorted(node.attrs.items()))
         return found
@@ -158,6 +163,9 @@ def _write(
     data_path = path.with_name(path.name + ".data")
     made: list[tuple[str, Path]] = []
     try:
+        for target in (path, data_path):
+            if target.is_dir():
+                raise IsADirectoryError(None, "a directory has that name")
         if outside:
             with _temporary(data_path) as data:
                 made.append((data.name, data_path))
