@@ -96,7 +96,8 @@ class Search:
             if isinstance(operand, Input):
                 known = self.bound.get(operand.name)
                 if known is None:
-                    self._set(self.bound, operand.name, value)
+                    self.bound[operand.name] = value
+                    self.trail.append((self.bound, operand.name))
                 elif known != value and not self.view.constants.same(known, value):
                     found = f"{operand.name} is {value} here"
                     self._failed(SAME_VALUE, reader, found, f"{known}, as where it was read first")
@@ -184,16 +185,17 @@ class Search:
                 continue
             mark = len(self.trail)
             if self._bind_step(step, node, alternative.key, bound):
-                orders = [step.operands]
-                if swap and inputs[0] != inputs[1]:
-                    orders.append(swapped(step.operands))
                 inner = len(self.trail)
-                for operands in orders:
+                operands, again = step.operands, swap and inputs[0] != inputs[1]
+                while True:
                     goals = rest
                     for i in range(count - 1, -1, -1):
                         goals = (operands[i], inputs[i], node, i, goals)
                     yield from self._solve(goals)
                     self._undo(inner)
+                    if not again:
+                        break
+                    operands, again = swapped(step.operands), False
             self._undo(mark)
 
     def _bind_step(self, step: StepProgram, node: Node, key: str, attributes: Mapping[str, Any]) -> bool:
