@@ -24,7 +24,7 @@ Mode = Literal["step", "exact"]
 Fused = Callable[[Node, Sequence[Any]], Sequence[Any]]
 
 _HOST_ELEMENTS = 1024  # an integer tensor up to this size is worth keeping off the GPU
-_NATIVE_ON_CUDA = frozenset({"MatMul", "Gemm", "Einsum", "Conv"})  # torch itself accumulates these wide
+_NATIVE_ON_CUDA = frozenset({"MatMul", "Conv"})  # with two operands: one product, which torch itself accumulates wide
 _SHAPE_READERS = frozenset({"Shape", "Size"})
 
 
@@ -206,7 +206,7 @@ class Run:
         base = self.host if on_host or (self.offloaded and node.op in _SHAPE_READERS) else self.compute
         if spec.moves or node.op in _SHAPE_READERS:
             xp = base.with_floats("native") if base.floats == "wide" else base
-        elif self.cuda and base.floats == "wide" and node.op in _NATIVE_ON_CUDA and _one_dtype(args):
+        elif self.cuda and base.floats == "wide" and node.op in _NATIVE_ON_CUDA and _pair(args):
             xp = base.with_floats("native")
         else:
             xp = base
@@ -305,8 +305,9 @@ def _host_inputs(spec: OpSpec) -> frozenset[int]:
     return frozenset(i for i, name in enumerate(spec.inputs) if name.rstrip("?*") in spec.host)
 
 
-def _one_dtype(args: Sequence[Any]) -> bool:
-    return len({a.dtype for a in args if a is not None}) == 1
+def _pair(args: Sequence[Any]) -> bool:
+    given = [a for a in args if a is not None]
+    return len(given) == 2 and given[0].dtype == given[1].dtype
 
 
 def _where(node: Node) -> str:

@@ -130,11 +130,11 @@ def attention(
     if group > 1:
         k, v = xp.ns.repeat(k, group, axis=1), xp.ns.repeat(v, group, axis=1)
     root = math.sqrt(1.0 / math.sqrt(q.shape[3]) if scale is None else scale)
-    raw = xp.ns.matmul(q * root, xp.ns.matrix_transpose(k) * root)
+    raw = xp.matmul(q * root, xp.ns.matrix_transpose(k) * root)
     capped = xp.ns.tanh(raw / softcap) * softcap if softcap else raw
     scores = capped + bias
     chance = _softmax(xp, scores, bias)
-    y = xp.ns.matmul(chance, v)
+    y = xp.matmul(chance, v)
     if flat:
         y = xp.ns.permute_dims(y, (0, 2, 1, 3))
         y = xp.ns.reshape(y, (y.shape[0], y.shape[1], y.shape[2] * y.shape[3]))

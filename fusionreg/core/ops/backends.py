@@ -7,8 +7,8 @@ made from an array (:func:`backend_of`) by looking at the library that is alread
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
@@ -139,9 +139,9 @@ class Backend:
         return self.ns.arange(n, dtype=self.storage("int64"), device=self.device)
 
     def quiet(self) -> AbstractContextManager[Any]:
-        """A context in which overflow to inf and NaN arithmetic warn nobody and nothing records gradients."""
+        """A context that warns of no overflow or NaN and records no gradients; halves accumulate in float32."""
         if self.name == "torch":
-            return sys.modules["torch"].no_grad()
+            return _quiet_torch(sys.modules["torch"], self.device)
         if self.name == "numpy":
             import numpy as np
 
@@ -176,8 +176,26 @@ def backend_of(*arrays: Any) -> Backend:
                 "mixed arrays", "", f"{library} on {x.device} beside {found.name} on {found.device}", "one device"
             )
         if found is None:
-            found = _device_backend(library, x.device)
+            found = _torch_backend(x.device) if library == "torch" else _cupy_backend(int(x.device.id))
     return found or _numpy_backend()
+
+
+@contextmanager
+def _quiet_torch(torch: Any, device: Any) -> Iterator[None]:
+    with torch.no_grad():
+        if device.type != "cuda":
+            yield
+            return
+        flags = torch.backends.cuda.matmul
+        names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+        before = {name: getattr(flags, name) for name in names}
+        try:
+            for name in names:
+                setattr(flags, name, False)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(flags, name, value)
 
 
 @cache
@@ -188,11 +206,18 @@ def _numpy_backend() -> Backend:
 
 
 @cache
-def _device_backend(library: str, device: Any) -> Backend:
+def _torch_backend(device: Any) -> Backend:
     from importlib import import_module
 
-    ns = import_module(f"array_api_compat.{library}")
-    return Backend(library, ns, device, torch_table() if library == "torch" else cupy_table())
+    return Backend("torch", import_module("array_api_compat.torch"), device, torch_table())
+
+
+@cache
+def _cupy_backend(ordinal: int) -> Backend:
+    from importlib import import_module
+
+    device = sys.modules["cupy"].cuda.Device(ordinal)
+    return Backend("cupy", import_module("array_api_compat.cupy"), device, cupy_table())
 
 
 def _numpy_name(dt: Any) -> str:

@@ -47,7 +47,7 @@ def _turned(xp: Any, x: Any, swap: int) -> Any:
 @operator("MatMul", "a b", infer=_matmul_type, attributes={"transA": 0, "transB": 0})
 def matmul(xp: Any, a: Any, b: Any, *, transA: int, transB: int) -> Any:
     """As ONNX MatMul; with transA or transB the last two axes of that operand are swapped first."""
-    return xp.ns.matmul(_turned(xp, a, transA), _turned(xp, b, transB))
+    return xp.matmul(_turned(xp, a, transA), _turned(xp, b, transB))
 
 
 def _gemm_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
@@ -63,7 +63,7 @@ def _gemm_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> 
 
 @operator("Gemm", "a b c?", infer=_gemm_type, attributes={"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0})
 def gemm(xp: Any, a: Any, b: Any, c: Any = None, *, alpha: float, beta: float, transA: int, transB: int) -> Any:
-    y = xp.ns.matmul(_turned(xp, a, transA), _turned(xp, b, transB))
+    y = xp.matmul(_turned(xp, a, transA), _turned(xp, b, transB))
     if alpha != 1.0:
         y = y * alpha if xp.floating(y) else xp.cast(y * alpha, xp.name_of(a))
     if c is None or beta == 0.0:
@@ -83,7 +83,7 @@ def matmul_integer(xp: Any, a: Any, b: Any, za: Any = None, zb: Any = None) -> A
         a = a - (za[..., None] if za.ndim == 1 and za.shape[0] > 1 else za)
     if zb is not None:
         b = b - xp.cast(zb, "int32")
-    return xp.ns.matmul(a, b)
+    return xp.matmul(a, b)
 
 
 def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:

@@ -123,7 +123,7 @@ def q_linear_matmul(xp: Any, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any,
         zero = xp.cast(zero, "int64")
         return xp.cast(x, "int64") - (zero[..., None] if zero.ndim == 1 and zero.shape[0] > 1 and x is a else zero)
 
-    exact = xp.cast(xp.ns.matmul(centred(a, za), centred(b, zb)), "float64")
+    exact = xp.cast(xp.matmul(centred(a, za), centred(b, zb)), "float64")
     left = sa[..., None] if sa.ndim == 1 and sa.shape[0] > 1 else sa
     scale = xp.cast(left, "float64") * xp.cast(sb, "float64") / xp.cast(sy, "float64")
     zero = xp.asarray(xp.to_numpy(zy).astype("float64"))

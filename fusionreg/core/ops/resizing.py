@@ -150,7 +150,7 @@ def _resize_axis(
         x = xp.ns.take(x, xp.asarray(index), axis=axis)
     else:
         matrix = xp.cast(xp.asarray(_weights(at, width, scale, attributes)), xp.name_of(x))
-        x = xp.ns.moveaxis(xp.ns.matmul(xp.ns.moveaxis(x, axis, -1), xp.ns.matrix_transpose(matrix)), -1, axis)
+        x = xp.ns.moveaxis(xp.matmul(xp.ns.moveaxis(x, axis, -1), xp.ns.matrix_transpose(matrix)), -1, axis)
     if mode != "tf_crop_and_resize":
         return x
     shape = [1] * x.ndim

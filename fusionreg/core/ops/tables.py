@@ -6,6 +6,7 @@ from a module that is already imported (``sys.modules``), so nothing here import
 ======================  =================================================================================
 ``erf(x)``              the error function
 ``fmod(a, b)``          remainder with the sign of ``a`` (C's ``fmod``), integers included
+``matmul(a, b)``        NumPy's matmul, of integers too
 ``einsum(eq, *xs)``     Einstein summation
 ``take_along(x,i,a)``   ``take_along_axis``; indices are non-negative int64
 ``windows(x,k,s,d)``    sliding windows over the last ``len(k)`` axes with strides ``s`` and dilations ``d``:
@@ -23,7 +24,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-NAMES = ("erf", "fmod", "einsum", "take_along", "windows", "conv", "scatter")
+NAMES = ("erf", "fmod", "matmul", "einsum", "take_along", "windows", "conv", "scatter")
 Table = Mapping[str, Callable[..., Any]]
 
 
@@ -46,10 +47,11 @@ def numpy_table() -> Table:
     return _table(
         erf=erf,
         fmod=np.fmod,
+        matmul=np.matmul,
         einsum=np.einsum,
         take_along=np.take_along_axis,
         windows=windows,
-        conv=_conv_by(np, windows),
+        conv=_conv_by(np.matmul, windows),
         scatter=scatter,
     )
 
@@ -81,10 +83,11 @@ def cupy_table() -> Table:
     return _table(
         erf=erf,
         fmod=cupy.fmod,
+        matmul=cupy.matmul,
         einsum=cupy.einsum,
         take_along=cupy.take_along_axis,
         windows=windows,
-        conv=_conv_by(cupy, windows),
+        conv=_conv_by(cupy.matmul, windows),
         scatter=scatter,
     )
 
@@ -100,7 +103,12 @@ def torch_table() -> Table:
             x = x.unfold(first + i, (k - 1) * d + 1, s)[..., ::d]
         return x
 
-    general = _conv_by(torch, windows)
+    def matmul(a: Any, b: Any) -> Any:
+        if not a.is_cuda or a.dtype.is_floating_point or a.dtype.is_complex:
+            return torch.matmul(a, b)
+        return torch.matmul(a.double(), b.double()).to(a.dtype)  # CUDA has none for integers; exact below 2**53
+
+    general = _conv_by(matmul, windows)
 
     def conv(x: Any, w: Any, strides: Any, dilations: Any, group: int) -> Any:
         n = x.ndim - 2
@@ -123,6 +131,7 @@ def torch_table() -> Table:
     return _table(
         erf=torch.erf,
         fmod=torch.fmod,
+        matmul=matmul,
         einsum=torch.einsum,
         take_along=torch.take_along_dim,
         windows=windows,
@@ -147,8 +156,8 @@ def _windows_by(sliding: Callable[..., Any]) -> Callable[..., Any]:
     return windows
 
 
-def _conv_by(ns: Any, windows: Callable[..., Any]) -> Callable[..., Any]:
-    """Convolution as windows times weights, with ``swapaxes`` and ``matmul`` of ``ns``."""
+def _conv_by(matmul: Callable[..., Any], windows: Callable[..., Any]) -> Callable[..., Any]:
+    """Convolution as windows times weights."""
 
     def conv(x: Any, w: Any, strides: Any, dilations: Any, group: int) -> Any:
         n, (batch, channels), (filters, per_group) = x.ndim - 2, x.shape[:2], w.shape[:2]
@@ -163,8 +172,8 @@ def _conv_by(ns: Any, windows: Callable[..., Any]) -> Callable[..., Any]:
         for p in positions:
             places *= p
         columns = view.reshape((batch, group, places, depth))
-        weights = ns.swapaxes(w.reshape((1, group, filters // group, depth)), -1, -2)
-        y = ns.swapaxes(ns.matmul(columns, weights), -1, -2)
+        weights = w.reshape((1, group, filters // group, depth)).swapaxes(-1, -2)
+        y = matmul(columns, weights).swapaxes(-1, -2)
         return y.reshape((batch, filters, *positions))
 
     return conv
