@@ -19,10 +19,7 @@ def sources(entry: FusionEntry, *, arch: str, kernel: str = "", dtype: str = "")
 
     Raises: :class:`UnknownNameError` for a kernel or architecture that nothing has.
     """
-    target(arch)
     for k in [entry.kernel(kernel)] if kernel else entry.kernels:
-        if not any(accepts(d, target(arch)) for d in k.spec.targets):
-            continue
         units = [u for u in first_units(entry, k, arch) if not dtype or dtype in u.dtypes.split(",")]
         yield from (u.source for u in units[:1])
 

@@ -13,8 +13,11 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, Literal
 
-from . import cache, headers, simulator
+from . import headers
+from .cache import Cache
+from .compiler import nvrtc
 from .errors import FusionregError
+from .simulator.toolchain import host_compiler
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def _python() -> Check:
 
 def _host_compiler() -> Check:
     try:
-        compiler = simulator.host_compiler()
+        compiler = host_compiler()
     except FusionregError as error:
         return Check("host compiler", "missing", error.found, error.next_step, True)
     return Check("host compiler", "ok", f"{compiler.path} {compiler.version}", required=True)
@@ -66,17 +69,16 @@ def _host_compiler() -> Check:
 
 def _nvrtc() -> Check:
     try:
-        from .compiler import nvrtc_version
-
-        major, minor = nvrtc_version()
+        version = nvrtc.version()
     except FusionregError as error:
         return Check("NVRTC", "missing", error.found, error.next_step, True)
-    return Check("NVRTC", "ok", f"{major}.{minor}", required=True)
+    return Check("NVRTC", "ok", version, required=True)
 
 
 def _headers() -> Check:
     try:
-        folders = headers.include_dirs()
+        folders = headers.include_directories()
+        headers.check(["cuda_fp16.h", "cuda_bf16.h"], folders)
     except FusionregError as error:
         return Check("CUDA headers", "missing", error.found, error.next_step, True)
     return Check("CUDA headers", "ok", ", ".join(map(str, folders)), required=True)
@@ -104,10 +106,10 @@ def _launcher() -> Check:
 
 
 def _cache() -> Check:
-    status = cache.Cache.default().status()
-    writable = bool(status["writable"])
-    advice = "" if writable else "Set FUSIONREG_CACHE_DIR to a writable folder; until then nothing is kept"
-    return Check("cache", "ok" if writable else "absent", f"{status['path']} ({status['entries']} entries)", advice)
+    status = Cache().status()
+    found = f"{status.path} ({status.entries} entries)" if not status.reason else status.reason
+    advice = "Set FUSIONREG_CACHE_DIR to a writable folder; until then nothing is kept" if status.reason else ""
+    return Check("cache", "absent" if status.reason else "ok", found, advice)
 
 
 def _package(module: str, extra: str, use: str, distribution: str = "") -> Check:

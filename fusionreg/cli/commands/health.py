@@ -35,24 +35,38 @@ def status(json: Json = False) -> None:
     """Where the cache is, and how much of what it holds."""
     from fusionreg.core.cache import Cache
 
-    facts = Cache.default().status()
+    found = Cache().status()
+    facts = {
+        "path": found.path or f"memory alone: {found.reason}",
+        "entries": found.entries,
+        "bytes": found.bytes,
+        "limit": found.limit,
+        **{f"{kind} entries": count for kind, (count, _) in found.kinds.items()},
+    }
     print_json(facts) if json else table("", ("what", "value"), facts.items())
 
 
 @cache_app.command("clear")
-def clear() -> None:
+def clear(kind: Annotated[str, typer.Option(help="only entries of this kind, as `status` names them")] = "") -> None:
     """Deletes every entry."""
     from fusionreg.core.cache import Cache
 
-    typer.echo(f"removed {Cache.default().clear()} entries")
+    removed, freed = Cache().clear(kind=kind or None)
+    typer.echo(f"removed {removed} entries, {freed} bytes")
 
 
 @cache_app.command("why")
-def why(name: Annotated[str, typer.Argument(help="a fusion, or fusion/kernel")], json: Json = False) -> None:
-    """Why the last look-up of a kernel missed: which part of its key differs from the nearest entry."""
+def why(
+    name: Annotated[str, typer.Argument(help="a fusion")],
+    arch: Annotated[str, typer.Option(help="the architecture, e.g. sm_90a")] = "sm_90a",
+    json: Json = False,
+) -> None:
+    """Why kernels of a fusion would be compiled anew: which part of the key differs from the nearest cached entry."""
     from fusionreg.core.cache import Cache
+    from fusionreg.core.registry import load
+    from fusionreg.core.units import cache_misses
 
-    facts = Cache.default().why(name)
-    print_json(facts) if json else table(
-        "", ("part of the key", "was", "is"), [(f["part"], f["was"], f["is"]) for f in facts]
-    )
+    rows = cache_misses(load()[name], arch, Cache())
+    if json:
+        return print_json([{"kernel": k, "dtypes": d, "reason": r} for k, d, r in rows])
+    table("", ("kernel", "dtypes", "why it would miss"), [(k, d, r or "it would hit") for k, d, r in rows])
