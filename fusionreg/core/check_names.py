@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import ExpressionError, SpecError
 from .expressions import FUNCTIONS, PREDICATES, Expression, ExpressionSet
-from .intervals import comparisons
+from .intervals import comparisons, computed
 
 #: Words that a template or the generated prelude already gives a meaning.
 RESERVED = frozenset(
@@ -74,6 +74,8 @@ class Problems:
         for name, word in comparisons(text):
             if name in scope.words and word not in scope.words[name]:
                 self.add(at, f"{name} is compared with {word!r}", f"one of {', '.join(scope.words[name])}")
+        for name in sorted(computed(text) & set(scope.words)):
+            self.add(at, f"arithmetic on {name!r}, which holds text", "numbers")
         if not parsed.names and not parsed.predicates:
             try:
                 parsed({})

@@ -39,15 +39,21 @@ def evaluate(text: str, env: Mapping[str, Any]) -> Any:
     return _value(ast.parse(text.strip(), mode="eval").body, env)
 
 
-def comparisons(text: str) -> Iterator[tuple[str, str]]:
-    """Every (name, string literal) that the expression compares, by ``==``, ``!=``, ``in`` or ``not in``."""
+def comparisons(text: str) -> Iterator[tuple[str, Any]]:
+    """Every (name, literal) that the expression compares, by ``==``, ``!=``, ``<``, ``in`` or the like."""
     for node in ast.walk(ast.parse(text.strip(), mode="eval")):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             names = [s.id for s in sides if isinstance(s, ast.Name)]
             words = [s for side in sides for s in (side.elts if isinstance(side, ast.Tuple | ast.List) else [side])]
             for name in names:
-                yield from ((name, w.value) for w in words if isinstance(w, ast.Constant) and isinstance(w.value, str))
+                yield from ((name, w.value) for w in words if isinstance(w, ast.Constant))
+
+
+def computed(text: str) -> frozenset[str]:
+    """Names that the expression computes with: operands of ``+ - * / // %``."""
+    nodes = [n for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.BinOp)]
+    return frozenset(side.id for n in nodes for side in (n.left, n.right) if isinstance(side, ast.Name))
 
 
 class Conditions:

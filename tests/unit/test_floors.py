@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,9 +208,10 @@ def test_cold_commands_are_light_and_quick(arguments, tmp_path):
     )
     seconds = []
     for attempt in range(4):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
         if attempt:  # the first one fills the cache
-            seconds.append(time.perf_counter() - start)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             assert ast.literal_eval(done.stderr.strip().splitlines()[-1]) == []
-    assert min(seconds) < 1.0  # the promise is 0.35 s on an idle machine; this one may be busy
+    assert min(seconds) < 0.35  # of processor time: the machine may be busy with other tests

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusionreg.core.expressions import Expression
-from fusionreg.core.intervals import EXTENT, UNKNOWN, Conditions, Interval, comparisons, evaluate, impossible
+from fusionreg.core.intervals import EXTENT, UNKNOWN, Conditions, Interval, comparisons, computed, evaluate, impossible
 
 ENV = {"K": EXTENT, "M": EXTENT, "T": "float16", "has": {"mma"}.__contains__}
 
@@ -61,8 +61,9 @@ def test_names_it_reads():
 
 
 def test_comparisons_with_words():
-    text = 'T == "float16" or "Relu" != act or U in ("a", "b")'
-    assert sorted(comparisons(text)) == [("T", "float16"), ("U", "a"), ("U", "b"), ("act", "Relu")]
+    text = 'T == "float16" or "Relu" != act or U in ("a", "b") or 3 < K'
+    assert sorted(comparisons(text)) == [("K", 3), ("T", "float16"), ("U", "a"), ("U", "b"), ("act", "Relu")]
+    assert computed("K + min(M, N * 2) - (P if Q else R)") == {"K", "N"}
 
 
 ATOMS = st.builds(

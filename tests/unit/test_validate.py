@@ -105,6 +105,8 @@ OPTIONAL_INT = AttributeSpec(type="int")
         ({"constraints": ("K % 8 == 9",)}, "constraints[0]", "holds for no problem"),
         ({"constraints": ('T == "float32"',)}, "constraints[0]", "compared with 'float32'"),
         ({"constraints": ('act in ("Relu", "Gelu")',)}, "constraints[0]", "compared with 'Gelu'"),
+        ({"constraints": ("T == 16",)}, "constraints[0]", "compared with 16"),
+        ({"constraints": ("T * 1000000000 != T",)}, "constraints[0]", "arithmetic on 'T'"),
         ({"constraints": ("1 // 0 == 1",)}, "constraints[0]", "by zero"),
         ({"constraints": ("transB == 2",)}, "constraints[0]", "holds for no problem"),
         ({"constraints": ("contiguous(x)",)}, "constraints[0]", "contiguous() is not known here"),
