@@ -66,8 +66,12 @@ def cupy_table() -> Table:
 
     def scatter(x: Any, index: Any, updates: Any, reduction: str) -> Any:
         x = x.copy()
-        if reduction == "none":
-            x[index] = updates
+        if reduction == "none":  # equal indices race: keep the last of each run
+            order = cupy.argsort(index, kind="stable")
+            index, updates = index[order], updates[order]
+            last = cupy.ones(index.shape, dtype=bool)
+            last[:-1] = index[1:] != index[:-1]
+            x[index[last]] = updates[last]
         elif reduction == "mul":  # cupy has no atomic multiply: one pass per repetition of an index
             order = cupy.argsort(index, kind="stable")
             index, updates = index[order], updates[order]
