@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import activations, normalizations, products, tidying
+from . import activations, attention, normalizations, products, tidying
 from .engine import Rule
 
 #: Run before constants are folded: a weight keeps the layout that the model stores it in.
@@ -15,6 +15,7 @@ EARLY: tuple[Rule, ...] = (
 RULES: tuple[Rule, ...] = (
     *activations.RULES,
     *normalizations.RULES,
+    *attention.RULES,
     *products.TRANSPOSES,
     *products.GEMM,
     *tidying.RULES,

@@ -196,6 +196,35 @@ def _rms_normalization(w: Writer, node: Node) -> bool:
     return True
 
 
+def _attention(w: Writer, node: Node) -> bool:
+    """softmax(scale · q kᵀ + mask) v over four axes, as lifting finds it."""
+    if w.opset >= 23:
+        return False
+    q, k, v, mask = (*node.inputs, "")[:4]
+    value, attrs = w.graph.values[q], dict(node.attrs)
+    scale, wide = attrs.pop("scale", None), attrs.pop("softmax_precision", "")
+    if any(a not in (None, 0, 0.0, -1) for a in attrs.values()) or len(node.inputs) > 4 or len(node.outputs) > 1:
+        raise ModelError(
+            "cannot save", node.name, f"Attention with {attrs}", f"plain Attention before opset 23, not {w.opset}"
+        )
+    if value.shape is None or len(value.shape) != 4 or not (scale or isinstance(value.shape[3], int)):
+        raise ModelError("cannot save", node.name, f"Attention over {value}", "four axes of which the last is known")
+    scale = scale or float(value.shape[3]) ** -0.5
+    s = w.emit("MatMul", [q, w.emit("Transpose", [k], perm=[0, 1, 3, 2])])
+    s = w.emit("Mul", [s, w.constant(scale, value.dtype)])
+    if mask and w.graph.values[mask].dtype == "bool":
+        s = w.emit("Where", [mask, s, w.constant(-np.inf, value.dtype)])
+    elif mask:
+        s = w.emit("Add", [s, mask])
+    if wide and wide != value.dtype:
+        s = w.emit("Softmax", [w.emit("Cast", [s], to=dtype(wide).onnx)], axis=-1)
+        p = w.emit("Cast", [s], to=dtype(value.dtype).onnx)
+    else:
+        p = w.emit("Softmax", [s], axis=-1)
+    w.emit("MatMul", [p, v], node.outputs[0])
+    return True
+
+
 def _rsqrt(w: Writer, node: Node) -> bool:
     w.emit("Reciprocal", [w.emit("Sqrt", [node.inputs[0]])], node.outputs[0])
     return True
@@ -206,6 +235,7 @@ SPELLINGS: Mapping[str, Callable[[Writer, Node], bool]] = {
     "Swish": _swish,
     "fusionreg::QuickGelu": _swish,
     "RMSNormalization": _rms_normalization,
+    "Attention": _attention,
     "fusionreg::Rsqrt": _rsqrt,
 }
 """Operator → how it is spelled; False when it can be written as itself."""

@@ -169,6 +169,33 @@ def test_half_precision_norm_keeps_its_wide_inside(tmp_path):
     same(ort(str(tmp_path / "m.onnx"), x), ort(proto, x), rtol=2e-3)
 
 
+@pytest.mark.parametrize("mask", ["none", "added", "chosen"])
+def test_attention_is_spelled_out(tmp_path, mask):
+    constants = {"c": np.float32(0.3), "m": np.where(np.tri(4), 0, -1e9).astype("f")[None], "low": np.float32(-np.inf)}
+    constants["b"] = np.tri(4) > 0
+    nodes = [
+        node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["q", "kt"], ["s"]),
+        node("Mul", ["s", "c"], ["t"]),
+        {
+            "none": node("Identity", ["t"], ["u"]),
+            "added": node("Add", ["t", "m"], ["u"]),
+            "chosen": node("Where", ["b", "t", "low"], ["u"]),
+        }[mask],
+        node("Softmax", ["u"], ["p"], axis=-1),
+        node("MatMul", ["p", "v"], ["y"]),
+    ]
+    shapes = {name: ["N", 2, 4, 8] for name in "qkv"}
+    proto, path = model(nodes, shapes, ["y"], constants), tmp_path / "m.onnx"
+    lifted = lift(load(proto), OPS)
+    assert [n.op for n in lifted.nodes] == ["Attention"]
+    save(lifted, proto, path)
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    x = random(proto, N=3)
+    same(ours(lifted, x), ort(proto, x))
+    same(ort(str(path), x), ort(proto, x))
+
+
 def test_sub_graphs_and_opaque_operators_survive(tmp_path):
     then = onnx.helper.make_graph(
         [node("MatMul", ["h", "w"], ["t"])], "then", [], [onnx.helper.make_tensor_value_info("t", 1, None)]

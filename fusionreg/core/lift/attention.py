@@ -1,0 +1,144 @@
+"""Attention that exporters spell out: softmax(scale · q kᵀ + mask) v, per head. Floor 3.
+
+``Attention`` gives 0 in a row whose every key is forbidden, the spelled-out chain gives NaN (−∞ − −∞) or, with a finite
+fill, the mean of v. So a mask is only taken in where no row can be forbidden as a whole: a constant that is seen to
+have none, or an additive mask that is made of finite numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import isfinite, sqrt
+from typing import Any
+
+from ..dtypes import dtype
+from ..ir import Graph
+from .engine import Rule
+from .site import Site, floats
+
+_SCORES = (
+    "s = MatMul({q}, {k}, transB=transB)",
+    "s = Mul(MatMul({q}, {k}, transB=transB), c)",
+    "s = Div(MatMul({q}, {k}, transB=transB), c)",
+    "s = MatMul(Mul({q}, c), {k}, transB=transB)",
+    "s = MatMul(Div({q}, c), {k}, transB=transB)",
+    "s = MatMul({q}, Mul({k}, c), transB=transB)",
+    "s = MatMul(Mul({q}, c), Mul({k}, d), transB=transB)",
+)
+_MASKS = ("", "m = Add(s, mask)\n", "m = Where(allowed, s, low)\n")
+_SOFTMAX = (
+    ("p = Softmax({m})", ""),
+    ('p = Cast(Softmax(Cast({m}, to="float32")), to=kind)', ', softmax_precision="float32"'),
+)
+
+#: Operators that only move elements, and those that make finite numbers of finite numbers of ordinary size.
+_MOVES = frozenset(("Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Transpose", "Concat", "Gather"))
+_TAMES = frozenset(("Add", "Sub", "Mul", "Where", "Cast"))
+
+
+def _finite(graph: Graph, name: str, depth: int = 12) -> bool:
+    """Whether every element is sure to be finite: made of finite constants, integers and bools."""
+    import numpy as np
+
+    if graph.values[name].dtype == "bool" or not dtype(graph.values[name].dtype).floating:
+        return True
+    if graph.is_constant(name):
+        return bool(np.isfinite(graph.constants[name].astype(np.float64)).all())
+    producer = graph.producers.get(name)
+    if producer is None or depth == 0 or producer.op not in _MOVES | _TAMES:
+        return False
+    read = producer.inputs if producer.op in _TAMES or producer.op == "Concat" else producer.inputs[:1]
+    return all(_finite(graph, i, depth - 1) for i in read)
+
+
+def _mask_fits(site: Site) -> bool:
+    """Broadcast over scores that it does not enlarge, one number a key."""
+    scores, mask = site.shape("s"), site.shape("mask" if "mask" in site.found.inputs else "allowed")
+    if scores is None or mask is None or not 2 <= len(mask) <= 4 or mask[-1] != scores[-1]:
+        return False
+    return all(m in (1, s) for m, s in zip(mask, scores[4 - len(mask) :], strict=True))
+
+
+def _additive(site: Site) -> bool:
+    import numpy as np
+
+    if not _mask_fits(site):
+        return False
+    array = site.array("mask")
+    if array is not None:
+        wide = array.astype(np.float64)
+        return not np.isnan(wide).any() and bool((wide.max(axis=-1, initial=-np.inf) > -np.inf).all())
+    return _finite(site.graph, site.name("mask"))
+
+
+def _boolean(site: Site) -> bool:
+    """A constant of keys with one allowed in every row, and a fill that underflows to nothing beside any score."""
+    import numpy as np
+
+    allowed, low = site.array("allowed"), site.number("low", like="s")
+    if allowed is None or low is None or not _mask_fits(site) or not bool(allowed.any(axis=-1).all()):
+        return False
+    row = dtype(site.value("s").dtype)
+    largest = 65504.0 if row.name == "float16" else float(np.finfo(np.float32).max)
+    return low <= -0.99 * largest
+
+
+def _four_axes(site: Site) -> bool:
+    """q[B H S D], k[B H T D] or its transpose, v[B H T D'], no head shared by several."""
+    q, k, v, y = (site.shape(n) for n in ("q", "k", "v", "y"))
+    if q is None or k is None or v is None or y is None or not len(q) == len(k) == len(v) == len(y) == 4:
+        return False
+    return q[:2] == k[:2] == v[:2] and y == (*q[:3], v[3])
+
+
+def _scale(site: Site) -> Mapping[str, Any] | None:
+    scale = 1.0
+    divides = "Div(" in site.pattern.text
+    for name, like in (("c", "q"), ("d", "k")):
+        if name in site.found.inputs:
+            number = site.number(name, like)
+            if number is None or not isfinite(number) or number <= 0.0:
+                return None
+            scale *= 1.0 / number if divides else number
+    shape = site.shape("q")
+    rounding = max(1e-6, 1.05 * 2.0 ** -dtype(site.value("q").dtype).mantissa)  # of two constants, each to its dtype
+    usual = shape is not None and isinstance(shape[3], int) and abs(scale * sqrt(shape[3]) - 1.0) <= rounding
+    return {"scale": None if usual else scale}
+
+
+def _derive(transposed: int, cast: bool) -> Any:
+    def derive(site: Site) -> Mapping[str, Any] | None:
+        if site.attribute("transB") != transposed or not _four_axes(site):
+            return None
+        if cast and site.attribute("kind") != site.value("s").dtype:
+            return None
+        if not transposed:  # kᵀ is there: undoing its Transpose must leave one fewer, not one more
+            producer = site.graph.producers.get(site.name("k"))
+            if producer is None or producer.op != "Transpose":
+                return None
+        return _scale(site)
+
+    return derive
+
+
+def _rules() -> Iterator[Rule]:
+    for scores, mask, (soft, precision), transposed in product(_SCORES, _MASKS, _SOFTMAX, (1, 0)):
+        head = scores.format(q="q", k="k")
+        conditions: tuple[Any, ...] = (floats("q", "k", "v"),)
+        given = ""
+        if "mask" in mask:
+            conditions, given = (floats("q", "k", "v", "mask"), _additive), ", mask"
+        elif mask:
+            conditions, given = (*conditions, _boolean), ", allowed"
+        key = "k" if transposed else "Transpose(k, perm=(0, 1, 3, 2))"
+        yield Rule(
+            "attention",
+            f"{head}\n{mask}{soft.format(m='m' if mask else 's')}\ny = MatMul(p, v)",
+            f"y = Attention(q, {key}, v{given}, scale=scale{precision})",
+            conditions,
+            _derive(transposed, bool(precision)),
+        )
+
+
+RULES: tuple[Rule, ...] = tuple(_rules())
