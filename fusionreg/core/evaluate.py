@@ -74,6 +74,7 @@ class Evaluator:
         self.fused = fused if mode == "step" else None
         self._backend = backend
         self._constants: dict[tuple[Any, int, str], Any] = {}
+        self._calls: dict[int, tuple[OpSpec, dict[str, Any], frozenset[int]]] = {}
         self._plans: dict[int, tuple[tuple[str, ...], ...]] = {}
 
     def run(self, inputs: Mapping[str, Any], trace: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
@@ -109,6 +110,21 @@ class Evaluator:
                     dead[i].append(name)
             plan = self._plans[id(graph)] = tuple(map(tuple, dead))
         return plan
+
+    def call(self, node: Node) -> tuple[OpSpec, dict[str, Any], frozenset[int]]:
+        """The node's operator, all its attributes, and which operands the meaning takes as they are; looked up once."""
+        found = self._calls.get(id(node))
+        if found is None:
+            if node.op not in self.ops:
+                raise GraphError(
+                    "unknown operator", _where(node), node.op, "an operator of the vocabulary",
+                    "Add it with the register_ops hook", node=node.name, op=node.op, source=node.source,
+                )  # fmt: skip
+            spec = self.ops[node.op]
+            check_inputs(spec, [bool(name) for name in node.inputs], _where(node))
+            as_is = frozenset(i for i, name in enumerate(spec.inputs) if name.rstrip("?*") in spec.host)
+            found = self._calls[id(node)] = (spec, dict(complete(spec, node.attrs, _where(node))), as_is)
+        return found
 
     def constant(self, graph: Graph, name: str, backend: Backend, on_device: bool) -> Any:
         """A constant of ``graph``, converted and uploaded once; on the host, exactly as the graph holds it."""
@@ -196,13 +212,13 @@ class Run:
         return results
 
     def _operator(self, node: Node, scope: _Scope) -> list[Any]:
-        spec = self._spec(node)
+        spec, attributes, as_is = self.owner.call(node)
         args = [scope.operand(name) if name else None for name in node.inputs]
         given = [a for a in args if a is not None]
         on_host = self.offloaded and bool(given) and all(map(self._stays, given))
         if self.offloaded and not on_host:
             named_args = enumerate(zip(node.inputs, args, strict=True))
-            args = [a if i in _host_inputs(spec) else scope.device(n, a) for i, (n, a) in named_args]
+            args = [a if i in as_is else scope.device(n, a) for i, (n, a) in named_args]
         base = self.host if on_host or (self.offloaded and node.op in _SHAPE_READERS) else self.compute
         if spec.moves or node.op in _SHAPE_READERS:
             xp = base.with_floats("native") if base.floats == "wide" else base
@@ -210,21 +226,11 @@ class Run:
             xp = base.with_floats("native")
         else:
             xp = base
-            args = [a if a is None or i in _host_inputs(spec) else xp.widen(a) for i, a in enumerate(args)]
-        results = spec.meaning(xp, *args, **complete(spec, node.attrs, _where(node)))
+            args = [a if a is None or i in as_is else xp.widen(a) for i, a in enumerate(args)]
+        results = spec.meaning(xp, *args, **attributes)
         results = results if isinstance(results, tuple) else (results,)
         named = zip(node.outputs, results, strict=False)
         return [self._rounded(base, scope.graph.values[name], x) if name else None for name, x in named]
-
-    def _spec(self, node: Node) -> OpSpec:
-        spec = self.owner.ops.get(node.op) if node.op in self.owner.ops else None
-        if spec is None:
-            raise GraphError(
-                "unknown operator", _where(node), node.op, "an operator of the vocabulary",
-                "Add it with the register_ops hook", node=node.name, op=node.op, source=node.source,
-            )  # fmt: skip
-        check_inputs(spec, [bool(name) for name in node.inputs], _where(node))
-        return spec
 
     def _stays(self, x: Any) -> bool:
         return self.on_host(x) and x.dtype.kind in "iub" and x.size <= _HOST_ELEMENTS
@@ -299,10 +305,6 @@ class _Scope(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len({**self.outer, **self.graph.constants, **self.own})
-
-
-def _host_inputs(spec: OpSpec) -> frozenset[int]:
-    return frozenset(i for i, name in enumerate(spec.inputs) if name.rstrip("?*") in spec.host)
 
 
 def _pair(args: Sequence[Any]) -> bool:

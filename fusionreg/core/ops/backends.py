@@ -67,7 +67,7 @@ class Backend:
 
     def name_of(self, x: Any) -> str:
         """The dtype name of an array, e.g. ``"bfloat16"``."""
-        return str(x.dtype).removeprefix("torch.") if self.name == "torch" else _numpy_name(x.dtype)
+        return _name_of(x.dtype)
 
     def kind(self, x: Any) -> str:
         """``f``, ``i``, ``u``, ``b`` or ``c``."""
@@ -220,7 +220,11 @@ def _cupy_backend(ordinal: int) -> Backend:
     return Backend("cupy", import_module("array_api_compat.cupy"), device, cupy_table())
 
 
-def _numpy_name(dt: Any) -> str:
+@cache
+def _name_of(dt: Any) -> str:
+    text = str(dt)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
     return "string" if dt.kind in "OSU" else dt.name
 
 
