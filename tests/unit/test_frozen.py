@@ -28,6 +28,7 @@ def test_equal_values_have_equal_hashes(a, b):
     if a == b:
         assert hash(FrozenDict(a)) == hash(FrozenDict(b))
     assert dict(FrozenDict(a) | b) == a | b
+    assert hash(FrozenDict(a)) == hash(FrozenDict(reversed(a.items())))  # equal whatever the order
 
 
 def test_immutable():

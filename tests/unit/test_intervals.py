@@ -43,6 +43,10 @@ def test_impossible(conditions):
     [
         ["K % 8 == 0", "M > 3"],
         ["K % 16 == 8", "K % 8 == 0"],
+        ["K < 64", "K == 63"],
+        ["K <= 64", "K >= 64"],
+        ["K > 3", "K == 4"],
+        ["3 < K", "K < 5"],
         ['T in ("bfloat16", "float32") or K == 0'],
         ["shape(x, 0) == K"],
         ["has(mma)"],
