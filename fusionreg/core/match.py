@@ -56,6 +56,7 @@ class Match:
         attributes: attribute → value.
         choices: choice variable → key.
         guards: constraints over symbolic extents; whoever calls must check them with the real ones.
+        forms: tensor → index of the form that it took, in the order of its text.
     """
 
     fusion: str
@@ -71,6 +72,7 @@ class Match:
     attributes: FrozenDict[str, Any] = EMPTY
     choices: FrozenDict[str, str] = EMPTY
     guards: tuple[str, ...] = ()
+    forms: FrozenDict[str, int] = EMPTY
 
     def __str__(self) -> str:
         axes = " ".join(f"{k}={v}" for k, v in self.axes.items())
@@ -93,6 +95,7 @@ class Match:
             "attributes": dict(self.attributes),
             "choices": dict(self.choices),
             "guards": list(self.guards),
+            "forms": dict(self.forms),
         }
 
 

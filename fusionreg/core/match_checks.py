@@ -55,6 +55,7 @@ class _Types:
 
     dtypes: FrozenDict[str, str] = EMPTY
     bound: Bound | None = None
+    forms: FrozenDict[str, int] = EMPTY
     stripped: tuple[tuple[str, Shape], ...] = ()  # inputs with extra leading 1s, and their shapes without them
     refused: tuple[str, str, str] | None = None
 
@@ -110,6 +111,7 @@ class Checker:
             FrozenDict(attributes) if attributes else EMPTY,
             b.choices,
             guards,
+            types.forms,
         )
 
     def _outputs(self, b: Bindings) -> FrozenDict[str, str]:
@@ -182,7 +184,8 @@ class Checker:
                 if name in outputs:
                     return _Types(refused=(GROWTH, f"output {name} is {tensors[name]}", f"rank {len(form.axes)}"))
                 stripped.append((name, shape[len(shape) - len(form.axes) :]))
-        return _Types(FrozenDict(dtypes), bound, tuple(stripped))
+        forms = FrozenDict({n: self.types[n].forms.index(f) for n, f in bound.forms.items()})
+        return _Types(FrozenDict(dtypes), bound, forms, tuple(stripped))
 
     def _growth(self, graph: Graph, pattern: PatternGraph, b: Bindings, stripped: Sequence[tuple[str, Shape]]) -> None:
         """Inputs may carry leading 1s, and literals any shape, only as long as no result comes out different for it."""

@@ -40,6 +40,7 @@ def test_whole_chain_becomes_one_call(kind):
     assert dict(m.dtypes) == {"T": kind}
     assert dict(m.attributes) == {"transB": False} and type(m.attributes["transB"]) is bool
     assert dict(m.choices) == {"activation": "Relu"}
+    assert dict(m.forms) == {"x": 0, "w": 0, "scale": 0, "bias": 0, "y": 0}
 
 
 def test_every_root_has_its_largest_form():
