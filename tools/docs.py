@@ -1,0 +1,141 @@
+"""Fills the generated parts of ``docs/`` from the code: ``python tools/docs.py [--check]``.
+
+A generated part stands between ``<!-- begin NAME -->`` and ``<!-- end -->``. With ``--check`` nothing is written and a
+part that is out of date is an error; a test runs it so.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from inspect import getdoc, signature
+from pathlib import Path
+
+import typer.main
+
+from fusionreg import hookspecs
+from fusionreg.cli import commands  # noqa: F401  registers the commands
+from fusionreg.cli.main import app
+from fusionreg.core import evidence
+from fusionreg.core.registry import load
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance
+from fusionreg.core.targets import SHIPPED, accepts, target
+
+ROOT = Path(__file__).parents[1]
+ACME = ROOT / "tests" / "third_party" / "acme"
+PART = re.compile(r"(<!-- begin (?P<name>[^>]*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.S)
+LANGUAGES = {".toml": "toml", ".py": "python", ".j2": "cuda"}
+
+
+def file(name: str) -> str:
+    path = ACME / name
+    return f"`{path.relative_to(ACME.parent)}`\n\n```{LANGUAGES[path.suffix]}\n{path.read_text().rstrip()}\n```\n"
+
+
+def hooks() -> str:
+    """Every hook with its signature and the first paragraph of its contract."""
+    rows = []
+    for name, function in vars(hookspecs).items():
+        if hasattr(function, "fusionreg_spec"):
+            parameters = ", ".join(signature(function).parameters)
+            rows.append(f"| `{name}({parameters})` | {_line(getdoc(function))} |")
+    return "\n".join(["| hook | contract |", "| --- | --- |", *rows, ""])
+
+
+def fields() -> str:
+    """Every field of every record."""
+    lines = []
+    for record in (FusionSpec, KernelSpec, AttributeSpec, Case, Tolerance, OpSpec):
+        lines += [
+            f"### {record.__name__}",
+            "",
+            _line(getdoc(record)),
+            "",
+            "| field | default | meaning |",
+            "| --- | --- | --- |",
+        ]
+        for name, info in record.model_fields.items():
+            default = "required" if info.is_required() else f"`{_plain(info.default)}`"
+            lines.append(f"| `{name}` | {default} | {_line(info.description)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def cli() -> str:
+    """Every command with its arguments and options."""
+    lines = []
+
+    def tell(command: object, path: str) -> None:
+        for name, sub in sorted(getattr(command, "commands", {}).items()):
+            if hasattr(sub, "commands"):
+                tell(sub, f"{path} {name}")
+                continue
+            lines.extend([f"## {path} {name}", "", _line(sub.help), "", "| parameter | meaning |", "| --- | --- |"])
+            for p in sub.params:
+                text = getattr(p, "help", "") or ""
+                lines.append(f"| `{' '.join(p.opts) if p.param_type_name == 'option' else p.name}` | {_line(text)} |")
+            lines.append("")
+
+    tell(typer.main.get_command(app), "fusionreg")
+    return "\n".join(lines)
+
+
+def patterns() -> str:
+    """One table per fusion family: operators, dtypes, architectures, training, evidence."""
+    lines = []
+    catalog = load()
+    for family in sorted({name.split(".")[0] for name in catalog.fusions}):
+        lines += [f"## {family}", "", "| fusion | replaces | dtypes | kernel | architectures | proven on a GPU |"]
+        lines.append("| --- | --- | --- | --- | --- | --- |")
+        for entry in (e for n, e in sorted(catalog.fusions.items()) if n.startswith(f"{family}.")):
+            replaces = "<br>".join(f"`{_line(x)}`" for x in entry.spec.pattern[0].splitlines())
+            dtypes = " ".join(entry.spec.dtypes[next(iter(entry.spec.dtypes))])
+            for i, kernel in enumerate(entry.kernels):
+                targets = " ".join(t for t in SHIPPED if any(accepts(d, target(t)) for d in kernel.spec.targets))
+                head = (f"`{entry.name}`", replaces, dtypes) if i == 0 else ("", "", "")
+                row = (*head, kernel.name, targets, evidence.state(entry, kernel))
+                lines.append(f"| {' | '.join(row)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+PARTS: dict[str, Callable[[], str]] = {"hooks": hooks, "fields": fields, "cli": cli, "patterns": patterns}
+
+
+def _line(text: str | None) -> str:
+    """The first paragraph on one line, safe in a table."""
+    return " ".join((text or "").split("\n\n")[0].split()).replace("|", "\\|").replace("``", "`")
+
+
+def _plain(value: object) -> str:
+    text = repr(dict(value)) if hasattr(value, "items") else repr(value)
+    return text.replace("|", "\\|")
+
+
+def filled(text: str) -> str:
+    """``text`` with every generated part made anew."""
+
+    def part(found: re.Match[str]) -> str:
+        name = found["name"]
+        body = file(name.removeprefix("file ")) if name.startswith("file ") else PARTS[name]()
+        return f"{found[1]}{body}{found[4]}"
+
+    return PART.sub(part, text)
+
+
+def main() -> int:
+    stale = []
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        text = path.read_text()
+        new = filled(text)
+        if new != text:
+            stale.append(path.name)
+            if "--check" not in sys.argv:
+                path.write_text(new)
+    print(f"{'out of date' if '--check' in sys.argv else 'written'}: {', '.join(stale) or 'nothing'}")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
