@@ -195,7 +195,7 @@ def test_a_cold_read_imports_nothing_heavy_and_is_quick(acme):
         "print(len(rows), time.process_time() - t, [m for m in ('torch', 'onnx', 'cupy', 'numpy', 'pydantic', 'pluggy',"
         " 'jinja2', 'fusionreg_acme') if m in sys.modules])"
     )
-    env = {**os.environ, "PYTHONPATH": str(acme.folder)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(acme.folder), os.environ.get("PYTHONPATH", "")])}
     seconds = []
     for _ in range(3):
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
