@@ -184,7 +184,7 @@ class Checker:
                 if name in outputs:
                     return _Types(refused=(GROWTH, f"output {name} is {tensors[name]}", f"rank {len(form.axes)}"))
                 stripped.append((name, shape[len(shape) - len(form.axes) :]))
-        forms = FrozenDict({n: self.types[n].forms.index(f) for n, f in bound.forms.items()})
+        forms: FrozenDict[str, int] = FrozenDict({n: self.types[n].forms.index(f) for n, f in bound.forms.items()})
         return _Types(FrozenDict(dtypes), bound, forms, tuple(stripped))
 
     def _growth(self, graph: Graph, pattern: PatternGraph, b: Bindings, stripped: Sequence[tuple[str, Shape]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from graphs import (
     Net,
@@ -219,6 +220,45 @@ def test_p07_scale_shapes(shape, fuses):
     if fuses:
         assert m.inputs["scale"] == "scale"  # read anew at each call, never frozen
     fused(graph, gemm())
+
+
+# --- growth that a later step hides ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "fuses"), [((), True), ((1, 1), True), ((1, 5), True), ((3, 1), False)])
+def test_a_constant_that_repeats_rows_before_a_sum_is_refused(shape, fuses):
+    total = fusion("red.total", "y = ReduceSum(Mul(x, 2.0), keepdims=0)", {"x": "T[M N]"}, {"y": "T[]"})
+    net = Net()
+    m = net.op("Mul", net.input("x", "float32", (1, 5)), net.const(np.full(shape, 2.0)))
+    graph = net.build([net.op("ReduceSum", m, keepdims=0)])
+    assert bool(matches_of(graph, total)) == fuses
+    fused(graph, total)
+
+
+@pytest.mark.parametrize(
+    ("x", "b", "fuses"), [((3, 4), (4,), 1), ((3, 4), (1, 4), 1), ((3, 4), (1, 1, 4), 0), ((1, 3, 4), (4,), 0)]
+)
+def test_leading_ones_that_shift_a_later_axis_are_refused(x, b, fuses):
+    rows = fusion(
+        "red.rows",
+        "y = ReduceSum(Add(x, b), (0,), keepdims=0)",
+        {"x": "T[M N]", "b": "T[N]"},
+        {"y": "T[N] | T[M N]"},
+    )
+    net = Net()
+    h = net.op("Add", net.input("x", "float32", x), net.weight(b))
+    graph = net.build([net.op("ReduceSum", h, net.const([0], "int64"), keepdims=0)])
+    assert len(matches_of(graph, rows)) == fuses
+    fused(graph, rows)
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32"])
+def test_a_concrete_dtype_is_that_dtype(kind):
+    scaled = fusion("act.scaled", 'y = Mul(x, Cast(n, to="float32"))', {"x": "T[N]", "n": "int64[N]"}, {"y": "T[N]"})
+    net = Net()
+    c = net.op("Cast", net.input("n", kind, (4,)), to="float32")
+    graph = net.build([net.op("Mul", net.input("x", "float32", (4,)), c)])
+    assert bool(matches_of(graph, scaled)) == (kind == "int64")
 
 
 # --- P23, P34: dtypes -----------------------------------------------------------------------------------------------
