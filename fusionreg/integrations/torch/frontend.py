@@ -47,10 +47,16 @@ def from_exported(ep: torch.export.ExportedProgram, *, name: str = "model", ops:
 def export(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
 ) -> torch.export.ExportedProgram:
-    """``torch.export.export``, its failure as a :class:`ModelError`."""
+    """``torch.export.export``, its failure as a :class:`ModelError`.
+
+    Under an ambient autocast the casts that it makes are spelled out in the program: its dtypes are those of the eager
+    module there, wherever it runs later.
+    """
     try:
         with torch.no_grad():
-            return torch.export.export(module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+            ep = torch.export.export(module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+            ambient = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+            return ep.run_decompositions({}) if ambient else ep
     except Exception as e:  # torch raises its own, and whatever the module's code raises
         first = (str(e).strip().splitlines() or [""])[0]
         raise ModelError(

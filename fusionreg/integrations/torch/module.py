@@ -131,7 +131,7 @@ def _tensor(leaf: Any, meta: Any, whom: str) -> torch.Tensor:
         raise ArgumentError(
             "no backward in", whom, "a tensor that requires grad", "inference", "Call it under torch.no_grad()"
         )
-    return leaf.detach()
+    return leaf
 
 
 def _device(tensors: Any, whom: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""Every module of the zoo, by both ways in: the graph's values against the eager module, and torch's own interpreter."""
+"""Every module of the zoo, by both ways in: the graph against the eager module, and the reference interpreter too."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ def same_types(got, want):
 
 def close(got, want, tolerance):
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
-        torch.testing.assert_close(
-            g.double(), w.double(), rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, i=i: f"result {i}: {m}"
-        )
+        message = lambda m, i=i: f"result {i}: {m}"  # noqa: E731
+        torch.testing.assert_close(g.double(), w.double(), rtol=tolerance, atol=tolerance, equal_nan=True, msg=message)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
