@@ -54,11 +54,15 @@ def check_architecture(arch: str, whom: str = "") -> None:
     number = int(re.sub(r"\D", "", arch) or 0)
     known = supported()
     if known and number not in known:
-        raise CompileError(
-            "cannot compile", whom, f"NVRTC {version()} does not know {arch}",
-            f"one of {', '.join(f'sm_{n}' for n in sorted(known))}", "A newer nvidia-cuda-nvrtc may know it",
-            arch=arch, nvrtc=version(), log="",
-        )  # fmt: skip
+        raise _unknown(arch, whom, "")
+
+
+def _unknown(arch: str, whom: str, log: str) -> CompileError:
+    known = ", ".join(f"sm_{n}" for n in sorted(supported()))
+    return CompileError(
+        "cannot compile", whom, f"NVRTC {version()} does not know {arch}", f"one of {known}" if known else "",
+        "A newer nvidia-cuda-nvrtc may know it", arch=arch, nvrtc=version(), log=log,
+    )  # fmt: skip
 
 
 def compile_unit(text: str, name: str, arch: str, options: Sequence[str], whom: str) -> tuple[bytes, str]:
@@ -87,6 +91,8 @@ def compile_unit(text: str, name: str, arch: str, options: Sequence[str], whom: 
 
 
 def _refused(log: str, arch: str, whom: str) -> CompileError | MissingDependencyError:
+    if "--gpu-architecture" in log:  # a family or specific variant, or an NVRTC that lists nothing
+        return _unknown(arch, whom, log)
     header = _MISSING_HEADER.search(log)
     if header:
         return headers.missing(header[1] or header[2], whom, headers.include_directories())

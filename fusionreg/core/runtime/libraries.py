@@ -192,10 +192,11 @@ class _Torch(Library):
 
     @staticmethod
     def layout(a: Any) -> Any:
-        # A lazy conjugate is complex: `guarded` sees to those. The device's number is cheaper than the device.
-        return (
-            a.dtype, a.shape, a.stride(), ALIGNMENT[a.data_ptr() & 255], a.get_device(), a.requires_grad, a.is_neg(),
-        )  # fmt: skip
+        # A lazy conjugate is complex: `guarded` sees to those. The device's number is cheaper than the device. An
+        # address of 0 keeps tensors without memory (traced ones, empty ones) apart from all others.
+        address = a.data_ptr()
+        aligned = address and ALIGNMENT[address & 255]
+        return a.dtype, a.shape, a.stride(), aligned, a.get_device(), a.requires_grad, a.is_neg()
 
     def tensor(self, a: Any) -> Tensor:
         return Tensor(self.names[a.dtype], tuple(a.shape), tuple(a.stride()), ALIGNMENT[a.data_ptr() & 255])
@@ -212,11 +213,12 @@ class _Torch(Library):
             return "it is a lazy conjugate or negative; call resolve_conj() or resolve_neg()"
         if a.device.type not in ("cpu", "cuda"):
             return f"it lives on {a.device}"
+        if type(a).__torch_dispatch__ is not self.torch.Tensor.__torch_dispatch__:
+            return f"it is a {type(a).__name__}, which stands for a tensor elsewhere"
         try:
-            a.data_ptr()
+            return "" if a.data_ptr() or not a.numel() else "it has no memory (it is being traced or transformed)"
         except RuntimeError as e:
-            return f"it has no storage ({e})"
-        return ""
+            return f"it has no memory ({e})"
 
     def space(self, a: Any) -> str:
         return (

@@ -166,6 +166,21 @@ def test_a_refused_array_of_a_known_layout(tmp_path, simulated):
             runtime.call(FUSION, array, torch.zeros(8))
 
 
+def test_tensors_that_are_being_traced_or_transformed(tmp_path, simulated):
+    """A tensor without memory of its own must never reach a kernel as a null pointer."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    runtime, x, bias = runtime_of(tmp_path), torch.zeros(6, 8), torch.zeros(8)
+    call = lambda a: runtime.call(FUSION, a, bias)  # noqa: E731
+    call(x)
+    with FakeTensorMode(), pytest.raises(ArgumentError, match="FakeTensor"):
+        runtime.call(FUSION, torch.zeros(6, 8), torch.zeros(8))
+    for transformed in (torch.vmap(call), torch.func.functionalize(call), torch.func.grad(lambda a: call(a).sum())):
+        with pytest.raises(ArgumentError, match="no memory"):
+            transformed(x)
+    assert len(simulated.calls) == 1
+
+
 def test_unknown_names(tmp_path, simulated):
     runtime = runtime_of(tmp_path)
     with pytest.raises(UnknownNameError, match=r"did you mean acme\.add_relu"):
@@ -202,8 +217,9 @@ def test_outputs_of_the_caller(tmp_path, simulated):
     big = np.zeros((13, 8))
     assert runtime.call(FUSION, x, bias, out=big[:6]).base is big
     for out, words in (
-        (x, "x and y overlap"), (big[3:9], None), (bias[None].repeat(6, 0)[:5], "y is"), (np.zeros((6, 8), "f4"), "y is"),
-        (np.lib.stride_tricks.as_strided(big, (6, 8), (8, 8)), "overlaps itself"), ((big[:6], big[6:12]), "2 arrays in out="),
+        (x, "x and y overlap"), (big[3:9], None), (bias[None].repeat(6, 0)[:5], "y is"),
+        (np.zeros((6, 8), "f4"), "y is"), ((big[:6], big[6:12]), "2 arrays in out="),
+        (np.lib.stride_tricks.as_strided(big, (6, 8), (8, 8)), "overlaps itself"),
     ):  # fmt: skip
         if words is None:
             runtime.call(FUSION, x, bias, out=out)
@@ -323,7 +339,10 @@ def spans(shape, strides):
 
 @pytest.mark.parametrize(
     ("shape", "strides"),
-    [((3, 4), (4, 1)), ((3, 4), (3, 1)), ((3, 4), (1, 3)), ((2, 2), (1, 1)), ((3, 1), (0, 0)), ((3,), (0,)), ((2, 3), (-3, 1))],
+    [
+        ((3, 4), (4, 1)), ((3, 4), (3, 1)), ((3, 4), (1, 3)), ((2, 2), (1, 1)), ((3, 1), (0, 0)), ((3,), (0,)),
+        ((2, 3), (-3, 1)),
+    ],
 )  # fmt: skip
 def test_self_overlap_is_never_missed(shape, strides):
     unique = len(spans(shape, strides)) == int(np.prod(shape))

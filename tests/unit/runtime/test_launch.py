@@ -27,14 +27,16 @@ ALL = """\
   if (i >= M * N) return;
   workspace[0] = 0;
   room[0] = alpha;
-  y[i] = fr::from_float<T>(fr::to_float(x[i / N * x_stride_0 + i % N * x_stride_1]) + fr::to_float(bias[i % N]) + room[0]);
+  const float v = fr::to_float(x[i / N * x_stride_0 + i % N * x_stride_1]);
+  y[i] = fr::from_float<T>(v + fr::to_float(bias[i % N]) + room[0]);
 }
 """
 
 
 def everything(tmp_path, **changes):
     options = {
-        "kernel_strides": "x", "kernel_workspace": "M * 4", "kernel_shared_memory": "1024", "kernel_cluster": ("2", "1", "1"),
+        "kernel_strides": "x", "kernel_workspace": "M * 4", "kernel_shared_memory": "1024",
+        "kernel_cluster": ("2", "1", "1"),
         "kernel_grid": "align(ceildiv(M * N, 256), 2)", "kernel_cooperative": True, "kernel_programmatic": True,
         "kernel_targets": "sm_90+", "pattern": "y = Swish(Add(x, bias), alpha=alpha)",
         "attributes": {"alpha": AttributeSpec(type="float", default=1.0)},

@@ -1,0 +1,67 @@
+"""The gemm kernels under NVRTC: every shipped architecture, no spills by default, and within the limits of each chip."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusionreg.core import registry
+from fusionreg.core.compiler import compile_all
+from fusionreg.core.conformance import coverage
+from fusionreg.core.conformance.cases import base_axes
+from fusionreg.core.problem import combinations
+from fusionreg.core.render import render
+from fusionreg.core.targets import REGISTERS_SM, SHIPPED, STATIC_SHARED, target
+
+pytest.importorskip("cupy_backends", reason="CuPy brings the binding of NVRTC")
+
+CATALOG = registry.load(allow=("gemm",))
+KERNELS = [(f, k.name) for f, e in CATALOG.fusions.items() for k in e.kernels]
+
+
+def problem_of(fusion: str, kernel: str, arch: str, dtype: str = "bfloat16", activation: str = "Gelu", **attributes):
+    entry = CATALOG[fusion]
+    plain, further, _ = coverage.rows(entry, entry.kernel(kernel), base_axes(entry), arch, None)
+    row = next(r for r in (*plain, *further) if r.dtypes["T"] == dtype)
+    row = row.with_("x", choices={"activation": activation}, attributes={"transB": 0}, forms={"w": 0})
+    problem = coverage.problem_of(entry, row, arch)
+    assert problem is not None
+    return entry, entry.kernel(kernel), problem
+
+
+@pytest.mark.parametrize(("fusion", "kernel"), KERNELS)
+def test_default_parameters_on_every_shipped_architecture(fusion, kernel):
+    sources, launches = [], []
+    for arch in SHIPPED:
+        entry, entry_kernel, problem = problem_of(fusion, kernel, arch)
+        chosen = next(iter(combinations(entry_kernel, problem)))
+        sources.append(render(entry, entry_kernel, problem, chosen.params))
+        launches.append(chosen.launch)
+    for arch, code, launch in zip(SHIPPED, compile_all(sources), launches, strict=True):
+        assert not isinstance(code, Exception), code
+        assert code.registers * launch.threads <= REGISTERS_SM
+        assert code.spills <= 32, f"{arch}: {code.spills} bytes of spills"
+        assert code.shared <= STATIC_SHARED and code.shared + launch.shared_memory <= target(arch).shared_memory
+
+
+@pytest.mark.parametrize("kernel", ["plain", "tensor_core"])
+def test_every_combination_of_parameters(kernel):
+    entry, entry_kernel, problem = problem_of("gemm.scale_bias", kernel, "sm_90a", activation="none")
+    found = list(combinations(entry_kernel, problem))
+    assert len(found) > 3
+    for candidate, code in zip(
+        found, compile_all([render(entry, entry_kernel, problem, c.params) for c in found]), strict=True
+    ):
+        assert not isinstance(code, Exception), f"{candidate.params}: {code}"
+        assert code.registers * candidate.launch.threads <= REGISTERS_SM, candidate.params
+
+
+def test_tensor_cores_are_used_and_copies_are_asynchronous():
+    entry, kernel, problem = problem_of("gemm.bias", "tensor_core", "sm_80")
+    text = render(entry, kernel, problem, next(iter(combinations(kernel, problem))).params).text
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in text and "cp.async.cg.shared.global" in text
+
+
+def test_a_kernel_includes_only_the_headers_its_dtypes_need():
+    entry, kernel, problem = problem_of("gemm.bias", "plain", "sm_80", dtype="float32")
+    text = render(entry, kernel, problem, next(iter(combinations(kernel, problem))).params).text
+    assert "#include" not in text
