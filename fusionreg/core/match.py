@@ -123,7 +123,7 @@ class FailedMatch:
     expected: str
 
     def __str__(self) -> str:
-        place = f" ({self.source})" if self.source else ""
+        place = f" ({self.source})" if self.source and self.source != self.node else ""
         steps = f"{self.depth} step{'s' if self.depth != 1 else ''} matched"
         return (
             f"{self.fusion} at {self.root}, {steps}: {self.clause} fails at {self.node}{place}: "

@@ -132,7 +132,7 @@ class Search:
             elif producer is None:
                 self._failed(PRODUCED, reader, f"{value or 'nothing'} is made by no node", _names(step))
             else:
-                self._failed(OPERATOR, producer, producer.op, _names(step))
+                self._failed(OPERATOR, producer, producer.op, f"expected {_names(step)}")
         elif operand.index >= len(producer.outputs) or producer.outputs[operand.index] != value:
             self._failed(OPERATOR, producer, f"{value} is another output of {producer.op}", f"output {operand.index}")
         elif not self._exposed(key, value, producer):
