@@ -59,6 +59,29 @@ def _kept(site: Site) -> bool:
     return site.shape("y") == tuple(1 if i in reduced else d for i, d in enumerate(shape))
 
 
+def _known_target(site: Site) -> Mapping[str, Any] | None:
+    """The target as a constant, where the result's extents are known but for one: what computed it can go."""
+    import numpy as np
+
+    shape = site.shape("y")
+    if shape is None or site.array("s") is not None or any(d == 0 for d in shape):
+        return None
+    target = [d if isinstance(d, int) else -1 for d in shape]
+    if target.count(-1) > (1 if site.found.root.op == "Reshape" else 0):
+        return None
+    return {"target": np.asarray(target, np.int64)}
+
+
+def _batched_swap(site: Site) -> Mapping[str, Any] | None:
+    """Leading axes merged, the last two swapped, and split again: a swap of the last two axes."""
+    x, middle, y = site.shape("x"), site.shape("r"), site.shape("y")
+    if x is None or middle is None or y is None or len(x) < 3 or len(middle) != 3:
+        return None
+    if middle[1:] != x[-2:] or y != (*x[:-2], x[-1], x[-2]) or _permutation(site.attribute("p"), 3) != (0, 2, 1):
+        return None
+    return {"perm": (*range(len(x) - 2), len(x) - 1, len(x) - 2)}
+
+
 def _no_lower(site: Site) -> bool:
     return site.number("c") == -inf
 
@@ -111,6 +134,16 @@ RULES: tuple[Rule, ...] = (
         (_plain_target,),
         shared=True,
     ),
+    Rule(
+        "transpose_in_a_batch",
+        "r = Reshape(x, s1)\ny = Reshape(Transpose(r, perm=p), s2)",
+        "y = Transpose(x, perm=perm)",
+        (),
+        _batched_swap,
+        shared=True,
+    ),
+    Rule("known_target", "y = Reshape(x, s, allowzero=zero)", "y = Reshape(x, target)", (), _known_target),
+    Rule("known_target", "y = Expand(x, s)", "y = Expand(x, target)", (), _known_target),
     Rule("times_one", "y = Mul(x, 1.0)", "y = x", (shape_is("x"),)),
     Rule("by_one", "y = Div(x, 1.0)", "y = x", (shape_is("x"),)),
     Rule("above_minus_infinity", "y = Max(x, c)", "y = x", (floats("x", "c"), shape_is("x"), _no_lower)),

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...core.ir import Dim, Shape, Value
-from ...core.ops.inference import broadcast, product, quotient
+from ...core.ops.inference import broadcast
+from .monomials import product, quotient
 
 #: Longest tensor that is followed: no shape is longer.
 _LONGEST = 64
@@ -57,6 +58,8 @@ def target(
     """Shape of the first output of an operator that takes it, or part of it, as an operand; None when not followed."""
     if op == "Slice":
         return _sliced(inputs, types[0])
+    if op == "Flatten":
+        return _flattened(types[0], int(attrs.get("axis", 1)))
     index = 0 if op == "ConstantOfShape" else 1
     if op not in ("Reshape", "Expand", "ConstantOfShape") or len(inputs) <= index or inputs[index] is None:
         return None
@@ -67,6 +70,13 @@ def target(
     if op == "Expand":
         return None if shape is None else broadcast(shape, tuple(wanted))
     return _reshaped(shape, wanted, bool(attrs.get("allowzero", 0)))
+
+
+def _flattened(x: Value | None, axis: int) -> tuple[Dim | None, ...] | None:
+    if x is None or x.shape is None:
+        return None
+    axis = axis + len(x.shape) if axis < 0 else axis
+    return product(x.shape[:axis]), product(x.shape[axis:])
 
 
 def _sliced(inputs: Sequence[Extents | None], x: Value | None) -> tuple[Dim | None, ...] | None:
@@ -183,13 +193,14 @@ def _sub(a: Any, b: Any) -> Any:
 
 def _mul(a: Any, b: Any) -> Any:
     if isinstance(a, str) or isinstance(b, str):
-        return 0 if 0 in (a, b) else b if a == 1 else a if b == 1 else None
+        negative = any(isinstance(v, int) and v < 0 for v in (a, b))
+        return None if negative else product((a, b))
     return a * b
 
 
 def _div(a: Any, b: Any) -> Any:
     if isinstance(a, str) or isinstance(b, str):
-        return a if b == 1 else None
+        return quotient((a,), (b,)) if b and not (isinstance(b, int) and b < 0) else None
     return int(a / b) if b else None  # ONNX truncates towards zero
 
 

@@ -6,7 +6,9 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from lifting import Spell, assert_lifted, kinds, lifted_of
+from lifting import Spell, assert_lifted, kinds, lifted, lifted_of
+
+from fusionreg.core.ir import Value
 
 
 def flags(node):
@@ -187,6 +189,45 @@ def test_reshape_of_a_reshape(first, second, folds):
     assert_lifted(graph, expected, 1e-15)
 
 
+def test_computed_targets_that_are_known_become_constants():
+    """One extent may be symbolic; two may not; an Expand needs them all."""
+    n = Spell()
+    x = n.x("N", 4, 6)
+    s = n.op("Concat", n.op("Slice", n.op("Shape", x), n.ints(0), n.ints(1)), n.ints(24), axis=0)
+    n.node("Reshape", (x, s), [Value("y", "float32", ("N", 24))])
+    result = assert_lifted(n.done("y"), {"Reshape": 1}, 1e-15, N=5)
+    np.testing.assert_array_equal(result.constants[result.nodes[0].inputs[1]], [-1, 24])
+    n = Spell()
+    x = n.x("N", "M", 6)
+    s = n.op("Concat", n.op("Slice", n.op("Shape", x), n.ints(0), n.ints(2)), n.ints(2, 3), axis=0)
+    n.node("Reshape", (x, s), [Value("y", "float32", ("N", "M", 2, 3))])
+    assert kinds(n.done("y"))["Concat"] == 1
+    n = Spell()
+    x = n.x(1, 6)
+    n.node("Expand", (x, n.input("s", "int64", (2,))), [Value("y", "float32", ("N", 6))])
+    assert lifted(n.done("y")).nodes[0].inputs[1] == "s"
+
+
+@pytest.mark.parametrize("shapes", [((2, 3, 4, 5), (6, 4, 5), (2, 3, 5, 4)), ((4, 4, 4, 4), (16, 4, 4), (4, 4, 4, 4))])
+def test_swap_inside_a_merged_batch(shapes):
+    """torch's exporter transposes keys as [B·H, S, D]."""
+    x, middle, y = shapes
+    n = Spell()
+    k = n.op("Reshape", n.op("Transpose", n.op("Reshape", n.x(*x), n.ints(*middle)), perm=(0, 2, 1)), n.ints(*y))
+    result = assert_lifted(n.done(n.op("MatMul", n.x(*x), k)), {"MatMul": 1}, 1e-12)
+    assert flags(result.nodes[0]) == (0, 1)
+
+
+def test_merged_batch_that_is_split_otherwise():
+    n = Spell()
+    k = n.op(
+        "Reshape",
+        n.op("Transpose", n.op("Reshape", n.x(2, 3, 4, 5), n.ints(6, 4, 5)), perm=(0, 2, 1)),
+        n.ints(3, 2, 5, 4),
+    )
+    assert_lifted(n.done(n.op("Neg", k)), {"Reshape": 2, "Transpose": 1, "Neg": 1}, 1e-15)
+
+
 def test_an_output_keeps_its_name_when_its_node_goes():
     n = Spell()
     x = n.x(2, 3)
@@ -208,7 +249,7 @@ def test_maximum_with_minus_infinity():
 def test_a_value_captured_by_a_sub_graph_is_read():
     """M18: the hidden reader of an interior value keeps the chain as it is."""
     from fusionreg.core.frozen import FrozenDict
-    from fusionreg.core.ir import Graph, Node, Value
+    from fusionreg.core.ir import Graph, Node
 
     n = Spell()
     x, c = n.x(4), n.input("c", "bool", ())
@@ -225,8 +266,6 @@ def test_a_value_captured_by_a_sub_graph_is_read():
 
 def test_in_place_writes_between_stop_a_rewrite():
     """P28: the value that was read before a write is not the one after it."""
-    from fusionreg.core.ir import Value
-
     n = Spell()
     x = n.x(4)
     s = n.op("Sigmoid", x)
