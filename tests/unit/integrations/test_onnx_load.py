@@ -1,4 +1,4 @@
-"""The ONNX frontend: hazard M18's edge cases, names and types, bad and hostile files."""
+"""The ONNX frontend: edge cases, names and types, bad and hostile files."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_bfloat16_and_float16_weights_keep_their_bits():
 
 
 def test_symbolic_unknown_and_zero_extents():
-    """dim_param keeps its name, an unset extent gets one, and a written 0 or −1 means unknown (hazard P35)."""
+    """dim_param keeps its name, an unset extent gets one, and a written 0 or −1 means unknown (pytorch#194444)."""
     proto = model([node("Relu", ["x"], ["y"])], {"x": ["batch", None, 0, 4]}, ["y"])
     x, y = load(proto).values["x"].shape, load(proto).values["y"].shape
     assert x[0] == "batch" and x[3] == 4 and all(isinstance(d, str) for d in x) is False
@@ -244,7 +244,7 @@ def test_stale_shapes_in_the_file_are_not_believed():
 
 
 def test_sequence_length_is_not_frozen():
-    """Hazard P35: scale = sqrt(size of the last axis), computed at run time; two lengths through one graph."""
+    """pytorch#194444: scale = sqrt(size of the last axis), computed at run time; two lengths through one graph."""
     nodes = [
         node("Shape", ["x"], ["s"]),
         node("Gather", ["s", "last"], ["n"]),
@@ -371,7 +371,7 @@ def branch(name, nodes, output, constants=()):
 
 
 def test_if_captures_outer_values():
-    """Hazard M18: a captured intermediate has a reader that is in no node's input list."""
+    """A captured intermediate has a reader that is in no node's input list."""
     then = branch("then", [node("Add", ["h", "h"], ["t"])], "t")
     other = branch("else", [node("Neg", ["h"], ["e"])], "e")
     nodes = [

@@ -54,7 +54,7 @@ def test_magika(magika, tmp_path):
     same(ort(str(tmp_path / "m.onnx"), inputs), expected, rtol=1e-4, atol=1e-6)
 
 
-# --- M01: a transformer layer, each value exposed in turn -------------------------------------------------------------
+# --- a transformer layer, each value exposed in turn ------------------------------------------------------------------
 
 B, S, D, H = 2, 5, 12, 3
 
@@ -144,7 +144,7 @@ def test_encoder_layer(opset):
 
 
 def test_each_intermediate_exposed_in_turn():
-    """P01/M01: the exposed value is still an output, everything else is lifted and fused as before."""
+    """onnxruntime#4110: the exposed value is still an output, everything else is lifted and fused as before."""
     nodes, _ = encoder(17)
     names = [o for n in nodes for o in n.output if o != "y"]
     whole = layer(17, *names)
@@ -162,13 +162,13 @@ def test_each_intermediate_exposed_in_turn():
         assert count(fused)["fused::gemm.scale_bias"] >= 5
 
 
-# --- M09, M10 at the opsets that spell them differently ---------------------------------------------------------------
+# --- group and layer norms at the opsets that spell them differently --------------------------------------------------
 
 
 @pytest.mark.parametrize("channels", [64, 48])
 @pytest.mark.parametrize("opset", [11, 17, 18])
 def test_diffusion_group_norm(channels, opset):
-    """M09: Reshape(0, 32, −1) → InstanceNormalization → Reshape(Shape(x)) → γ → β → x·σ(x), with symbolic extents."""
+    """Reshape(0, 32, −1) → InstanceNormalization → Reshape(Shape(x)) → γ → β → x·σ(x), symbolic extents."""
     constants = {"to": np.array([0, 32, -1], I64), "i1": np.ones(32, "f"), "i0": np.zeros(32, "f")}
     constants |= {"g": w(channels, 1, 1), "b": w(channels, 1, 1)}
     nodes = [
@@ -193,7 +193,7 @@ def test_diffusion_group_norm(channels, opset):
 @pytest.mark.parametrize("axes", [[-1], [2], [1], [1, 2], None])
 @pytest.mark.parametrize("scale", [(4,), (1,), (3, 4), (3, 1), ()])
 def test_decomposed_layer_norm(opset, axes, scale):
-    """M10, P16, P22: which axes, at which opset, with which scale."""
+    """onnxruntime#25855, #15844: which axes, at which opset, with which scale."""
     constants = {"two": np.float32(2), "eps": np.float32(1e-5), "g": w(*scale)}
     nodes = []
     for x, y in (("x", "m"), ("p", "v")):
@@ -218,7 +218,7 @@ def test_decomposed_layer_norm(opset, axes, scale):
 
 
 def test_quick_gelu_whose_sigmoid_is_an_output():
-    """P02/M02: one consumer, inside the pattern, and still visible."""
+    """onnxruntime#15109: one consumer, inside the pattern, and still visible."""
     nodes = [node("Mul", ["x", "k"], ["t2"]), node("Sigmoid", ["t2"], ["t3"]), node("Mul", ["x", "t3"], ["y"])]
     constants = {"k": np.float32(1.702)}
     assert count(check(model(nodes, {"x": [2, 3]}, ["y"], constants))) == {"fusionreg::QuickGelu": 1}
@@ -226,7 +226,7 @@ def test_quick_gelu_whose_sigmoid_is_an_output():
 
 
 def test_bias_softmax_axes():
-    """P20: Add → Softmax at opset 13 over X = arange(4).reshape(1, 2, 2), axis 1."""
+    """onnxruntime#12517: Add → Softmax at opset 13 over X = arange(4).reshape(1, 2, 2), axis 1."""
     nodes = [node("Add", ["x", "b"], ["a"]), node("Softmax", ["a"], ["y"], axis=1)]
     proto = model(nodes, {"x": [1, 2, 2]}, ["y"], {"b": np.zeros(2, "f")}, 13)
     x = {"x": np.arange(4, dtype="f").reshape(1, 2, 2)}
@@ -235,7 +235,7 @@ def test_bias_softmax_axes():
 
 
 def test_identity_transpose_beside_a_product():
-    """P15 through ONNX: perm [0, 1] toggles nothing, a missing perm reverses."""
+    """onnxruntime#32228 through ONNX: perm [0, 1] toggles nothing, a missing perm reverses."""
     for attrs, want in (
         ({"perm": [0, 1]}, [[3, 2], [7, 4]]),
         ({"perm": [1, 0]}, [[4, 3], [6, 4]]),
@@ -254,7 +254,7 @@ def test_identity_transpose_beside_a_product():
 
 
 def test_two_alike_shape_computations():
-    """P31: u = a·len(a), w = c·len(c): equal nodes on different inputs stay apart."""
+    """onnxruntime#20951: u = a·len(a), w = c·len(c): equal nodes on different inputs stay apart."""
     nodes = []
     for x, y in (("a", "u"), ("c", "v")):
         nodes += [
@@ -267,7 +267,7 @@ def test_two_alike_shape_computations():
 
 
 def test_product_reshape_batch_norm():
-    """M11/P36: MatMul over three axes → Reshape → BatchNormalization → Reshape: output of rank 3, nothing collapsed."""
+    """onnxruntime#22762: MatMul over three axes → Reshape → BatchNormalization → Reshape keeps rank 3."""
     constants = {"k": w(4, 6), "flat": np.array([-1, 6], I64), "back": np.array([-1, 3, 6], I64)}
     constants |= {"s": w(6), "o": w(6), "m": w(6), "v": np.abs(w(6)) + 0.1}
     nodes = [

@@ -83,7 +83,7 @@ def test_batch_normalization(opset):
     m = model([node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y"])], {"x": [3, 1, 1]}, ["y"], constants, opset)
     x = np.array([0, 1, 3], np.float32).reshape(3, 1, 1)
     check(m, {"x": x})
-    y = ours(load(m), {"x": x})["y"].reshape(-1)  # hazard P30: gamma 2, beta 0.5, mean 1, variance 4
+    y = ours(load(m), {"x": x})["y"].reshape(-1)  # pytorch#45474: gamma 2, beta 0.5, mean 1, variance 4
     np.testing.assert_allclose(y, [-0.499999, 0.5, 2.499998], rtol=1e-5)
 
 
@@ -120,7 +120,7 @@ def test_resize_with_empty_operands(opset):
 
 @pytest.mark.parametrize("opset", range(18, 24))
 def test_group_normalization_scale_length(opset):
-    """Hazard P33: one scale a group up to opset 20, one a channel from 21 on; both models mean the same."""
+    """onnx#5466: one scale a group up to opset 20, one a channel from 21 on; both models mean the same."""
     per = {"s": np.array([1, 10], np.float32), "b": np.array([0, -1], np.float32)}
     if opset >= 21:
         per = {k: np.repeat(v, 2) for k, v in per.items()}

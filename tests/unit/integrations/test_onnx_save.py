@@ -110,7 +110,7 @@ def test_interface_weights_and_names_are_kept(tmp_path):
 
 
 def test_exposed_intermediate_is_still_an_output(tmp_path):
-    """P01: both outputs equal the unfused run."""
+    """onnxruntime#4110: both outputs equal the unfused run."""
     proto = mlp()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("b", 1, None))
     path = tmp_path / "m.onnx"

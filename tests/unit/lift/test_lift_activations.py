@@ -47,7 +47,7 @@ INNER = {
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(("erf", "half"), product(ERFS, HALVES))
 def test_erf_gelu(erf, half, kind):
-    """M13 (½ last), P10: each association of each spelling."""
+    """rten#675 (½ last): each association of each spelling."""
     n = Spell(kind)
     x = n.x(3, 5)
     graph = n.done(HALVES[half](n, x, n.add(ERFS[erf](n, x), 1.0)))
@@ -103,7 +103,7 @@ def test_two_different_tensors():
 
 @pytest.mark.parametrize("where", ["erf", "sum", "product"])
 def test_interior_value_that_is_an_output_or_has_another_reader(where):
-    """P01, P02: exposed values stay; nothing is computed twice."""
+    """onnxruntime#4110, #15109: exposed values stay; nothing is computed twice."""
     for expose in ("output", "reader"):
         n = Spell()
         x = n.x(4)
@@ -150,7 +150,7 @@ def test_a_replaceable_constant_is_no_constant():
 
 
 def test_casts_inside_stay():
-    """P34, P23: a cast to another type is part of the function; so is one to integers."""
+    """pytorch#171190, onnxruntime#32421: a cast to another type is part of the function; so is one to integers."""
     for kind in ("float64", "int32"):
         n = Spell()
         x = n.x(4)
@@ -159,7 +159,7 @@ def test_casts_inside_stay():
 
 
 def test_t5_gated_ffn():
-    """M03 / P03: H is read four times, and still there is one GELU and each product once."""
+    """rten#708: H is read four times, and still there is one GELU and each product once."""
     n = Spell()
     x = n.x(3, 4)
     h = n.op("MatMul", x, n.weight((4, 6)))
@@ -186,7 +186,7 @@ def test_swish(kind):
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32"])
 def test_quick_gelu(kind):
-    """M02: the third GELU, with and without σ as an output."""
+    """onnxruntime#15109: the third GELU, with and without σ as an output."""
     n = Spell(kind)
     x = n.x(3, 5)
     s = n.op("Sigmoid", n.mul(1.702, x))

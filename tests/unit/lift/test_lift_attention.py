@@ -1,4 +1,4 @@
-"""Attention: every spelling of scale, mask and softmax precision (M04, M06, P08), and masks that must stay outside."""
+"""Attention: every spelling of scale, mask and softmax precision, and masks that must stay outside."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_constant_masks(shape, swap):
     s, mask = n.mul(n.op("MatMul", q, k, transB=1), ROOT), n.const(values)
     graph = n.done(attend(n, n.add(mask, s) if swap else n.add(s, mask), v))
     result = assert_lifted(graph, {"Attention": 1}, 1e-6)
-    assert result.nodes[0].inputs[3] == mask  # hazard P08: the mask is an input of the operator
+    assert result.nodes[0].inputs[3] == mask  # torch-spyre#4526: the mask is an input of the operator
 
 
 def test_padding_mask_of_finite_numbers():
-    """(1 − m) · lowest, m an integer input: no row becomes −∞; padded values do not show (P08)."""
+    """(1 − m) · lowest, m an integer input: no row becomes −∞; padded values do not show (torch-spyre#4526)."""
     n = Spell()
     q, k, v = operands(n)
     m = n.op("Unsqueeze", n.input("m", "int64", (B, T)), n.ints(1, 2))
@@ -110,7 +110,7 @@ def test_masks_that_stay_outside(case):
 
 @pytest.mark.parametrize("low", [-np.inf, float(np.finfo("f").min), -1e4])
 def test_where_with_a_causal_constant(low):
-    """M04: where(allowed, scores, lowest). A fill of −10⁴ is a number that a score can reach: it stays."""
+    """pytorch#119760: where(allowed, scores, lowest). A fill of −10⁴ is a number that a score can reach: it stays."""
     n = Spell()
     q, k, v = n.x(B, H, S, D), n.x(B, H, S, D), n.x(B, H, S, D)
     allowed = n.const(np.tril(np.ones((1, 1, S, S), bool)), "bool")

@@ -1,4 +1,4 @@
-"""Normalisations: M10's knobs (axes, scale shape, operand order), their spellings, and hazards P16, P18, P22, N09."""
+"""Normalisations: axes, scale shapes, operand orders, and all their spellings."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_last_axes_in_any_order(axes):
     ("axes", "axes2"), [((1,), None), ((0,), None), ((0, 2), None), ((-1,), (-2,)), ((-1,), (1, 2)), ((1, 2), (2,))]
 )
 def test_other_axes_stay(axes, axes2):
-    """P22: not the last axes, or not the same in both reductions."""
+    """onnxruntime#15844: not the last axes, or not the same in both reductions."""
     n = Spell()
     assert_not_lifted(n.done(layer(n, n.x(3, 3, 3), axes, axes2=axes2)), "LayerNormalization")
 
 
 def test_axes_absent_mean_all():
-    """P22: a reduction without axes is over everything."""
+    """onnxruntime#15844: a reduction without axes is over everything."""
     n = Spell()
     x = n.x(3, 4)
     m = n.op("ReduceMean", x)
@@ -88,7 +88,7 @@ def test_axes_absent_mean_all():
 
 
 def test_runtime_axes_stay():
-    """P22: axes that a caller passes are not known."""
+    """onnxruntime#15844: axes that a caller passes are not known."""
     n = Spell()
     x, axes = n.x(3, 4), n.input("axes", "int64", (1,))
     m = n.op("ReduceMean", x, axes)
@@ -115,7 +115,7 @@ def test_replaceable_axes_stay(axes):
 @pytest.mark.parametrize("runtime", [False, True])
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (1, 4), (3, 4), (3, 1), (2, 3, 4), (1, 1, 4), (2, 1, 1)])
 def test_scale_shapes(shape, runtime, swap):
-    """P16: only a scale of exactly the normalised extents is taken in; any other stays a product of its own."""
+    """onnxruntime#25855: a scale of exactly the normalised extents is taken in; any other stays a product."""
     n = Spell()
     y = layer(n, n.x(2, 3, 4))
     scale = n.x(*shape) if runtime else n.weight(shape)
@@ -137,7 +137,7 @@ def test_bias_of_another_shape_than_the_scale(bias):
 @pytest.mark.parametrize("runtime", [False, True])
 @pytest.mark.parametrize("swap", [False, True])
 def test_vector(swap, runtime):
-    """P18: rank 1, where every operand has the scale's shape; no interior value may be taken for the scale."""
+    """onnxruntime#31147: rank 1, where every operand has the scale's shape; none inside may be taken for it."""
     n = Spell()
     y = layer(n, n.x(4))
     scale, bias = (n.x(4), n.x(4)) if runtime else (n.weight((4,)), n.weight((4,)))
@@ -155,7 +155,7 @@ def test_square_extents():
 
 @pytest.mark.parametrize("expose", ["mean", "centred", "variance", "normalised"])
 def test_exposed_interior(expose):
-    """P01: a value that something else reads is not swallowed; the normalised one may still be the result."""
+    """onnxruntime#4110: a value that is read elsewhere is not swallowed; the normalised one may be the result."""
     n = Spell()
     x = n.x(2, 4)
     m = n.op("ReduceMean", x, n.ints(-1))
@@ -184,7 +184,7 @@ def test_symbolic_batch_and_symbolic_tail():
 
 
 def test_mean_of_squares_minus_square_of_mean_is_never_lifted():
-    """N09: E[x²] − E[x]² cancels: with x near 10⁴ it is noise, and the operator is not."""
+    """pytorch#54293: E[x²] − E[x]² cancels: with x near 10⁴ it is noise, and the operator is not."""
     n = Spell()
     x = n.x(3, 16)
     m = n.op("ReduceMean", x, n.ints(-1))
@@ -338,7 +338,7 @@ def group(n, x, groups, shape, scale=1.0, back=None):
 @pytest.mark.parametrize("affine", ["γβ", "γ", "none"])
 @pytest.mark.parametrize("lead", [(), (1,)])
 def test_group_norm(channels, affine, lead):
-    """M09: where 32 divides the channels."""
+    """onnxruntime#17869: where 32 divides the channels."""
     n = Spell()
     y = group(n, n.x(2, channels, 3, 3), 32, (2, channels, 3, 3))
     if "γ" in affine:

@@ -1,4 +1,4 @@
-"""Matrix products and tidying: Gemm, Transposes into flags, moves that cancel; hazards P15, P36, M14."""
+"""Matrix products and tidying: Gemm, Transposes into flags, moves that cancel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def flags(node):
 @pytest.mark.parametrize("perm", [(0, 1), (1, 0), None])
 @pytest.mark.parametrize("side", ["a", "b"])
 def test_two_dimensional_transposes(perm, side):
-    """P15: A = [[1,2],[3,4]], B = [[1,0],[1,1]]; an identity permutation must not toggle the flag."""
+    """onnxruntime#32228: A = [[1,2],[3,4]], B = [[1,0],[1,1]]; an identity permutation must not toggle the flag."""
     n = Spell()
     a, b = n.x(2, 2), n.x(2, 2)
     attrs = {} if perm is None else {"perm": perm}
@@ -60,7 +60,7 @@ def test_two_transposes_in_a_row():
 
 
 def test_shared_transpose_survives_for_its_other_reader():
-    """P36: a Transpose that feeds two products is folded into both; one that something else reads stays."""
+    """onnxruntime#22762: a Transpose is folded into both its products; one that something else reads stays."""
     n = Spell()
     x, w = n.x(3, 4), n.x(4, 3)
     t = n.op("Transpose", w)
@@ -109,7 +109,7 @@ def test_gemm_of_integers_and_of_mixed_types_stays():
 
 
 def test_scale_after_and_before():
-    """M14: a product and its scalar factor stay two operators, in either order of operands."""
+    """onnx-mlir#3214: a product and its scalar factor stay two operators, in either order of operands."""
     for left in (False, True):
         n = Spell()
         h = n.op("MatMul", n.x(2, 3), n.weight((3, 4)))
@@ -247,7 +247,7 @@ def test_maximum_with_minus_infinity():
 
 
 def test_a_value_captured_by_a_sub_graph_is_read():
-    """M18: the hidden reader of an interior value keeps the chain as it is."""
+    """The hidden reader of an interior value keeps the chain as it is."""
     from fusionreg.core.frozen import FrozenDict
     from fusionreg.core.ir import Graph, Node
 
@@ -265,7 +265,7 @@ def test_a_value_captured_by_a_sub_graph_is_read():
 
 
 def test_in_place_writes_between_stop_a_rewrite():
-    """P28: the value that was read before a write is not the one after it."""
+    """pytorch#130584: the value that was read before a write is not the one after it."""
     n = Spell()
     x = n.x(4)
     s = n.op("Sigmoid", x)
