@@ -313,6 +313,7 @@ def test_an_edited_template_or_partial_changes_the_unit(tmp_path, path):
     file.write_text(file.read_text() + "// edited\n")
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     (entry.kernels[0].root / "README.md").write_text("docs")
+    (entry.kernels[0].root / "other.cu.j2").write_text("another template")
     after = rendered(entry)
     assert before.digest != after.digest and "// edited" in after.text
     assert rendered(entry).digest == after.digest

@@ -5,7 +5,11 @@
 """
 
 from .binding import bind
+from .geometry import Launch, launch_geometry
 from .selection import Candidate, Refusal, Selection, combinations, select
 from .types import Problem, Tensor
 
-__all__ = ["Candidate", "Problem", "Refusal", "Selection", "Tensor", "bind", "combinations", "select"]
+__all__ = [
+    "Candidate", "Launch", "Problem", "Refusal", "Selection", "Tensor", "bind", "combinations",
+    "launch_geometry", "select",
+]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from math import prod
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from .. import tensors as tensor_texts
@@ -177,10 +178,11 @@ def _convert(kind: str, value: Any) -> Any:
         return bool(value) if is_bool else None
     if kind == "str":
         return str(value) if isinstance(value, str) else None
-    if is_bool or isinstance(value, str):
+    if is_bool or not isinstance(value, Number):  # an array of one number is none: reading it would stall a stream
         return None
     try:
-        return operator.index(value) if kind == "int" else float(value)
+        number: Any = value
+        return operator.index(number) if kind == "int" else float(number)
     except (TypeError, ValueError, OverflowError):
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,10 @@ from .types import Problem
 
 if TYPE_CHECKING:
     from ..registry import FusionEntry, KernelEntry
+
+
+#: Combinations of a kernel's parameters that are compared by estimate, at most.
+ESTIMATED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def select(
             refused.append(Refusal(kernel, reason))
             continue
         reasons: list[str] = []
-        found = next(_candidates(kernel, problem, tuned.get(kernel.key), reasons), None)
+        found = _chosen(kernel, problem, tuned.get(kernel.key), reasons)
         if found is None:
             refused.append(Refusal(kernel, reasons[-1] if reasons else "no combination of its parameters is valid"))
         else:
@@ -150,6 +154,20 @@ def _candidates(
             reasons.append(wrong)
             continue
         yield Candidate(kernel, params, launch)
+
+
+def _chosen(
+    kernel: KernelEntry, problem: Problem, preferred: Mapping[str, Any] | None, reasons: list[str]
+) -> Candidate | None:
+    """The preferred parameters where they are valid, else those of the least estimate, else the first valid ones."""
+    candidates = _candidates(kernel, problem, preferred, reasons)
+    first = next(candidates, None)
+    if first is None or kernel.estimate is None or len(kernel.spec.params) == 0:
+        return first
+    if preferred is not None and all(preferred.get(k) == v for k, v in first.params.items()):
+        return first
+    everything = (first, *islice(candidates, ESTIMATED - 1))
+    return min(everything, key=lambda c: _estimate(kernel, problem, c.params))
 
 
 def _estimate(kernel: KernelEntry, problem: Problem, params: Mapping[str, Any]) -> float:

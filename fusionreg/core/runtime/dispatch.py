@@ -223,9 +223,10 @@ class Runtime:
         self._check_device(entry, call, on_gpu)
         target = device_target(call.place.ordinal) if on_gpu else SIMULATED
         problem = bind(entry, call.tensors, attributes, target)
-        if problem.empty:
-            return Nothing("", Allocation(call.library, call.place, problem))
         selection = self._select(entry, problem, simulated=not on_gpu)
+        if problem.empty:
+            kernel = selection.accepted[0].kernel.key if selection else ""
+            return Nothing(kernel, Allocation(call.library, call.place, problem))
         if not selection and densify:
             dense = [n for n in call.arrays if not call.tensors[n].is_contiguous]
             if dense:
@@ -345,8 +346,16 @@ class Runtime:
 
 
 def _attributes_key(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Attributes as a key: 1, 1.0 and True differ, so do 0.0 and -0.0, and NaN equals itself."""
-    return tuple([(k, v.__class__, v.hex() if v.__class__ is float else v) for k, v in attributes.items()])
+    """Attributes as a key: 1, 1.0 and True differ, so do 0.0 and -0.0, and NaN equals itself.
+
+    What is no plain number or word goes by what it prints: binding will refuse it, or it is a scalar of NumPy.
+    """
+    return tuple(
+        [
+            (k, c := v.__class__, v.hex() if c is float else v if c is str or c is int or c is bool else repr(v))
+            for k, v in attributes.items()
+        ]
+    )
 
 
 def _unpacked(outputs: tuple[Any, ...]) -> Any:

@@ -66,17 +66,19 @@ class Allocation:
 
 
 class Nothing:
-    """A call without an element to compute: its outputs are empty, and nothing is launched."""
+    """A call without an element to compute: its outputs are empty, and nothing is launched.
 
-    reason = ""
+    ``kernel`` is the one that would have run; it is not counted as used.
+    """
+
     guarded = False
 
     def __init__(self, kernel: str, allocation: Allocation) -> None:
         self.kernel, self.calls = kernel, 0
+        self.reason = "" if kernel else "there is nothing to compute"
         self.outputs = allocation.outputs
 
     def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.calls += 1
         return outputs
 
     def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:

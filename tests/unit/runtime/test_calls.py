@@ -187,6 +187,8 @@ def test_unknown_names(tmp_path, simulated):
         runtime.call("acme.ad_relu", X, BIAS)
     with pytest.raises(ArgumentError, match="unknown attribute 'alpha'"):
         runtime.call(FUSION, X, BIAS, alpha=1)
+    with pytest.raises(ArgumentError, match="unknown attribute 'alpha'"):
+        runtime.call(FUSION, X, BIAS, alpha=[1, 2])  # which cannot even be hashed
     with pytest.raises(ArgumentError, match="device 'gpu'"):
         Runtime(runtime.catalog, "gpu")
 
@@ -238,7 +240,8 @@ def test_outputs_of_the_caller(tmp_path, simulated):
 def test_empty_outputs_launch_nothing(tmp_path, simulated, shape):
     runtime = runtime_of(tmp_path)
     y = runtime.call(FUSION, np.zeros(shape), np.zeros(shape[-1]))
-    assert y.shape == shape and not simulated.calls and simulated.compiled == 0
+    assert y.shape == shape and not simulated.calls and simulated.compiled == 0 and runtime.kernels_used == {}
+    assert runtime.execute(FUSION, (np.zeros(shape), np.zeros(shape[-1])), {}).kernel == f"{FUSION}/plain"
     assert runtime.bind(FUSION, np.zeros(shape), np.zeros(shape[-1]))().shape == shape
 
 

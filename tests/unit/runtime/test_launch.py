@@ -106,7 +106,9 @@ def test_other_extents_and_scalars_share_the_code(gpu, cache, tmp_path):
     assert [g.value(7, ctypes.c_float) for g in gpu.launches] == [np.float32(i / 10) for i in range(1, 11)]
 
 
-@pytest.mark.parametrize("pair", [(0.0, -0.0), (1, 1.0), (float("nan"), float("nan"))])
+@pytest.mark.parametrize(
+    "pair", [(0.0, -0.0), (1, 1.0), (np.float32(0.0), np.float32(-0.0)), (float("nan"), float("nan"))]
+)
 def test_attributes_that_python_takes_for_equal_stay_apart(gpu, cache, tmp_path, pair):
     runtime = Runtime(everything(tmp_path), cache=cache)
     x, bias = zeros(6, 8), zeros(8)
