@@ -43,6 +43,7 @@ class Copy(c.Structure):
         ("entry", vp),
         ("shared", vp),
         ("shared_bytes", c.c_uint64),
+        ("shared_mask", vp),
         ("dynamic", vp),
         ("image", vp),
         ("image_bytes", c.c_uint64),

@@ -10,25 +10,32 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from .. import headers
 from ..cache import Cache, cache_key
 from ..errors import CompileError
+from .elf import Variable, uninitialised
 from .toolchain import SHIM, HostCompiler, Mode, host_compiler, shim_digest
 from .unit import host_text
 
 _HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "vector_types.h", "vector_functions.h")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Built:
-    """A shared library: its bytes, and how it came about."""
+    """A shared library: its bytes, and how it came about. Two of the same digest are the same."""
 
-    data: bytes = field(repr=False)
+    data: bytes = field(repr=False, compare=False)
     digest: str
-    cached: bool
-    seconds: float
+    cached: bool = field(compare=False)
+    seconds: float = field(compare=False)
+
+    @cached_property
+    def variables(self) -> tuple[Variable, ...]:
+        """Its uninitialised variables: the static shared memory."""
+        return uninitialised(self.data)
 
 
 class Builder:
@@ -53,14 +60,19 @@ class Builder:
     def _includes(self) -> list[str]:
         return [f"-I{SHIM / 'include'}", f"-I{SHIM}", *(f"-I{d}" for d in self.directories)]
 
+    @cached_property
     def runtime(self) -> Built:
         """The runtime library."""
 
         def build(work: Path) -> Path:
-            flags = [f for f in self.compiler.flags("fast") if f not in ("-fno-weak", "-w")]
+            flags = [f for f in self.compiler.flags("fast") if f != "-w"]
             source = str(SHIM / "runtime" / "runtime.cpp")
             name = f"-Wl,-soname,{self._runtime_name}"  # units find it by this name, already loaded
-            self.compiler.run([*flags, "-shared", name, source, "-o", "runtime.so", "-pthread"], "its runtime", work)
+            self.compiler.run(
+                [*flags, f"-ffile-prefix-map={work}=.", "-shared", name, source, "-o", "runtime.so", "-pthread"],
+                "its runtime",
+                work,
+            )
             return work / "runtime.so"
 
         return self._entry("sim-runtime", "runtime", self._runtime_parts, build)
@@ -75,9 +87,10 @@ class Builder:
             (work / "unit.cpp").write_text(code)
             header = self._header(mode) or SHIM / "fr_sim.h"
             runtime = work / self._runtime_name
-            runtime.write_bytes(self.runtime().data)
+            runtime.write_bytes(self.runtime.data)
             # Two steps: told to link, the compiler would add the sanitizers' own libraries.
-            self.compiler.run([*flags, *self._includes(), "-include", str(header), "-c", "unit.cpp"], whom, work)
+            places = [*self._includes(), f"-ffile-prefix-map={work}=."]
+            self.compiler.run([*flags, *places, "-include", str(header), "-c", "unit.cpp"], whom, work)
             self.compiler.run(["unit.o", str(runtime), *self.compiler.link_flags(mode), "-o", "unit.so"], whom, work)
             return work / "unit.so"
 

@@ -45,9 +45,9 @@ def fault(whom: str, built: Built, result: abi.Result, names: Sequence[str], ord
     if result.buffer >= 0:
         facts.update(tensor=names[result.buffer], offset=int(result.offset))
         text += f"; tensor {names[result.buffer]}, byte offset {result.offset}"
-    elif result.buffer == -2:
+    elif result.buffer < -1:
         facts.update(tensor="shared memory", offset=int(result.offset))
-        text += f"; shared memory, byte offset {result.offset}" if "of dynamic shared memory" not in text else ""
+        text += _shared(built, result) if "of dynamic shared memory" not in text else ""
     if result.has_at:
         facts.update(_place(result.at, lines[0]))
         text += f"; thread {facts['thread']} of block {facts['block']}{_at(result.at, lines[0])}"
@@ -59,6 +59,15 @@ def fault(whom: str, built: Built, result: abi.Result, names: Sequence[str], ord
         "the simulator found a fault", f"in {whom}", text, _EXPECTED.get(detector, "a kernel without faults"),
         f"It shows in thread order {order}", **facts,
     )  # fmt: skip
+
+
+def _shared(built: Built, result: abi.Result) -> str:
+    if result.buffer == -2:
+        return f"; dynamic shared memory, byte offset {result.offset}"
+    for v in built.variables:
+        if v.offset <= result.offset < v.offset + v.bytes:
+            return f"; shared variable {v.name}, byte offset {result.offset - v.offset}"
+    return "; between shared variables"
 
 
 def _place(where: abi.Where, lines: Sequence[tuple[str, int]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ArgumentError, LaunchError, SimulatorError
-from ..targets import TARGETS
+from ..targets import STATIC_SHARED, TARGETS
 from . import abi, library
 from .build import Builder, Built
 from .checks import BankConflict, Checks, SimReport, parse_order
@@ -89,7 +89,7 @@ class SimKernel:
         blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
         workers = max(1, min(checks.workers, blocks // resident)) if mode == "fast" else 1
         built, units = self._units(mode, resident * workers)
-        self._check_shared(units[0], launch)
+        self._check_shared(built, units[0], launch)
         values, pointers = self.convert(units[0], args, names, inout)
         found = regions([p for p in pointers if p is not None]) if checks.guard or checks.accesses else []
         run = Run(self, built, units, launch, checks, mode, workers, resident)
@@ -116,12 +116,23 @@ class SimKernel:
     def _units(self, mode: Mode, count: int) -> tuple[Built, list[library.LoadedUnit]]:
         with self._lock:
             if mode not in self._loaded:
-                library.runtime(self.builder.runtime().data)
-                self._loaded[mode] = self.builder.unit(self.text, self.entry, self.target, mode, self.name), []
+                library.runtime(self.builder.runtime)
+                built = self.builder.unit(self.text, self.entry, self.target, mode, self.name)
+                self._refuse_globals(built)
+                self._loaded[mode] = built, []
             built, units = self._loaded[mode]
             while len(units) < count:
-                units.append(library.LoadedUnit(built.data, f"unit-{self.entry[:60]}"))
+                units.append(library.LoadedUnit(built.data, f"unit-{self.entry[:60]}", built.variables))
             return built, units
+
+    def _refuse_globals(self, built: Built) -> None:
+        for v in built.variables:
+            if not v.local:
+                raise SimulatorError(
+                    "cannot simulate", self.name, f"variable {v.name} stands outside of functions without a value",
+                    "shared memory inside of functions, and __device__ variables with an initialiser",
+                    "Write `= 0`, or keep the state in a workspace", detector="unsupported", variable=v.name,
+                )  # fmt: skip
 
     def _check(self, launch: Launch) -> int:
         """The number of blocks that are resident together; :class:`LaunchError` beyond the target's limits."""
@@ -151,23 +162,19 @@ class SimKernel:
             )  # fmt: skip
         return max(1, resident)
 
-    def _check_shared(self, unit: library.LoadedUnit, launch: Launch) -> None:
+    def _check_shared(self, built: Built, unit: library.LoadedUnit, launch: Launch) -> None:
         device = TARGETS.get(self.target)
-        fixed = max(0, unit.info.shared_bytes - 16)
-        if launch.shared_memory > unit.info.dynamic_bytes or fixed > 49_152 + 4096:
+        fixed = sum(v.bytes for v in built.variables)
+        if fixed > STATIC_SHARED or launch.shared_memory > unit.info.dynamic_bytes:
             raise LaunchError(
-                "cannot launch",
-                self.name,
-                f"{fixed} bytes of static and {launch.shared_memory} of dynamic shared memory",
-                "at most 48 KiB and 227 KiB",
-            )
-        if device is not None and launch.shared_memory + fixed > device.shared_memory + 4096:
+                "cannot launch", self.name, f"{fixed} bytes of static and {launch.shared_memory} of dynamic shared memory",
+                f"at most {STATIC_SHARED} and {unit.info.dynamic_bytes}",
+            )  # fmt: skip
+        if device is not None and launch.shared_memory + fixed > device.shared_memory:
             raise LaunchError(
-                "cannot launch",
-                self.name,
-                f"{launch.shared_memory + fixed} bytes of shared memory",
+                "cannot launch", self.name, f"{launch.shared_memory + fixed} bytes of shared memory",
                 f"at most {device.shared_memory} on {device.name}",
-            )
+            )  # fmt: skip
 
     def convert(
         self, unit: library.LoadedUnit, args: Sequence[Any], names: Sequence[str] | None, inout: Collection[str]
@@ -250,7 +257,7 @@ class Run:
         resident: int,
     ) -> None:
         self.kernel, self.built, self.units, self.checks, self.mode = kernel, built, units, checks, mode
-        self.runtime = library.runtime(kernel.builder.runtime().data)
+        self.runtime = library.runtime(kernel.builder.runtime)
         count = workers * resident
         self.copies = (abi.Copy * count)(*(u.copy() for u in units[:count]))
         three = abi.Three

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from ..errors import SimulatorError
 from . import abi
+from .build import Built
+from .elf import Variable
 
 
 @contextmanager
@@ -47,22 +49,25 @@ def load(data: bytes, name: str, mode: int) -> ctypes.CDLL:
 
 
 @lru_cache(maxsize=8)
-def runtime(data: bytes) -> ctypes.CDLL:
-    """The runtime library; units loaded later find it by its soname."""
-    return abi.declare(load(data, "fusionreg-simulator.so", ctypes.RTLD_LOCAL))
+def runtime(built: Built) -> ctypes.CDLL:
+    """The runtime library, once per digest; units loaded later find it by its soname."""
+    return abi.declare(load(built.data, "fusionreg-simulator.so", ctypes.RTLD_LOCAL))
 
 
 class LoadedUnit:
     """One copy of a unit, with shared memory of its own."""
 
-    def __init__(self, data: bytes, name: str) -> None:
+    def __init__(self, data: bytes, name: str, variables: Sequence[Variable]) -> None:
         self.library = load(data, f"{name}.so", ctypes.RTLD_LOCAL)
         self.info = abi.Unit()
         self.library.frsim_unit(ctypes.byref(self.info))
+        self.mask = (ctypes.c_uint8 * max(1, self.info.shared_bytes))()
+        for v in variables:
+            self.mask[v.offset : v.offset + v.bytes] = [1] * v.bytes
 
     def copy(self) -> abi.Copy:
-        u = self.info
-        return abi.Copy(u.entry, u.shared, u.shared_bytes, u.dynamic, u.image, u.image_bytes)
+        u, mask = self.info, ctypes.addressof(self.mask)
+        return abi.Copy(u.entry, u.shared, u.shared_bytes, mask, u.dynamic, u.image, u.image_bytes)
 
 
 def source_lines(data: bytes, offsets: Sequence[int]) -> list[tuple[tuple[str, int], ...]]:

@@ -22,11 +22,11 @@ COMPILER_VARIABLE = "FUSIONREG_CXX"
 
 _COMMON = (
     "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno",
-    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-stack-protector",
+    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-stack-protector", "-fno-zero-initialized-in-bss",
     "-fstack-clash-protection", "-g1", "-w",
 )  # fmt: skip
-#: Without weak symbols a template's __shared__ variable may stand in the section of the others (a conflict otherwise).
-_GCC = ("-fno-weak", "-fno-gnu-unique")
+#: A unique symbol would be one for all copies of a unit; shared variables must not be.
+_GCC = ("-fno-gnu-unique",)
 #: -fno-tree-sra keeps a vector access whole; volatile accesses are told apart, since flags are polled with them.
 _CHECKED_GCC = ("-O1", "-fsanitize=thread,alignment,bounds", "-fno-tree-sra", "--param=tsan-distinguish-volatile=1")
 _CHECKED_CLANG = ("-O1", "-fsanitize=thread,alignment,bounds", "-mllvm", "-tsan-distinguish-volatile=1")
@@ -60,7 +60,7 @@ class HostCompiler:
         elif mode == "checked":
             flags += [*(_CHECKED_GCC if gcc else _CHECKED_CLANG), "-DFUSIONREG_SIM_CHECKED=1"]
         else:
-            flags += [*_SANITIZE, "-DFUSIONREG_SIM_SANITIZE=1", *(("-fsanitize-sections=fr_shared",) if gcc else ())]
+            flags += [*_SANITIZE, "-DFUSIONREG_SIM_SANITIZE=1"]
         return tuple(flags)
 
     def link_flags(self, mode: Mode) -> tuple[str, ...]:

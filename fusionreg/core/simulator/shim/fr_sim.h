@@ -53,9 +53,10 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
-// Shared memory is a section of its own; every block that is resident at the same time runs its own loaded copy of the unit.
-// (`extern __shared__ T name[];` is rewritten by the driver to a pointer to frsim_dynamic.)
-#define __shared__ static __attribute__((section("fr_shared")))
+// Shared variables are the unit's .bss; every block that is resident at the same time runs its own loaded copy of the unit.
+// (A section of their own would not do: gcc ignores the section attribute on static variables of templates. The driver refuses
+// other uninitialised variables, and rewrites `extern __shared__ T name[];` to a pointer to frsim_dynamic.)
+#define __shared__ static
 #define FRSIM_HERE const char* file = __builtin_FILE(), int line = __builtin_LINE()
 
 #include "fr_sim_execution.h"

@@ -98,6 +98,12 @@ template <int Bytes> inline void store_vector(void* memory, const void* register
 }
 
 // ---- for the driver -----------------------------------------------------------------------------------------------------
+// Ends the assembler's line early: what the compiler adds to the section's name would contradict it.
+#if defined(__aarch64__)
+#define FRSIM_COMMENT "//"
+#else
+#define FRSIM_COMMENT "#"
+#endif
 #define FRSIM_PLAIN __attribute__((no_sanitize("thread", "alignment", "bounds")))
 
 template <class T> struct Describe {
@@ -125,13 +131,12 @@ template <class... A> struct Call<void (*)(A...)> {
 }  // namespace fr_sim
 
 extern "C" {
-extern char __start_fr_shared[] __attribute__((visibility("hidden")));
-extern char __stop_fr_shared[] __attribute__((visibility("hidden")));
+extern char __bss_start[] __attribute__((visibility("hidden")));
 extern char __ehdr_start[] __attribute__((visibility("hidden")));
 extern char _end[] __attribute__((visibility("hidden")));
 }
-static __attribute__((section("fr_shared"), used, aligned(128))) char frsim_first_shared[16];
-static __attribute__((used, aligned(1024))) unsigned char frsim_dynamic[232448];
+// Outside of .bss, and of no size in the file.
+static __attribute__((used, aligned(1024), section("fr_dynamic,\"aw\",@nobits" FRSIM_COMMENT))) unsigned char frsim_dynamic[232448];
 
 // The last line of every unit.
 #define FRSIM_EXPORT(kernel)                                                                                                   \
@@ -139,7 +144,9 @@ static __attribute__((used, aligned(1024))) unsigned char frsim_dynamic[232448];
     ::fr_sim::Call<decltype(&kernel)>::call(&kernel, args);                                                                    \
   }                                                                                                                            \
   extern "C" FRSIM_PLAIN __attribute__((visibility("default"))) void frsim_unit(::fr_sim::Unit* u) {                           \
-    *u = {&frsim_call, __start_fr_shared, uint64_t(__stop_fr_shared - __start_fr_shared), reinterpret_cast<char*>(frsim_dynamic),      \
-          sizeof frsim_dynamic, __ehdr_start, uint64_t(_end - __ehdr_start), ::fr_sim::Call<decltype(&kernel)>::parameters(),  \
-          ::fr_sim::Call<decltype(&kernel)>::count};                                                                           \
+    char* const dynamic = reinterpret_cast<char*>(frsim_dynamic);                                                             \
+    char* const end = dynamic > __bss_start && dynamic < _end ? dynamic : _end;                                                \
+    char* const last = dynamic + sizeof frsim_dynamic > _end ? dynamic + sizeof frsim_dynamic : _end;                          \
+    *u = {&frsim_call, __bss_start, uint64_t(end - __bss_start), dynamic, sizeof frsim_dynamic, __ehdr_start,                  \
+          uint64_t(last - __ehdr_start), ::fr_sim::Call<decltype(&kernel)>::parameters(), ::fr_sim::Call<decltype(&kernel)>::count}; \
   }

@@ -88,7 +88,7 @@ void check_state(Checker& c, Region& r, u64 offset, size_t bytes, int kind, cons
     }
     if (read && c.uninitialised && !(s[i] & kInit)) {
       std::snprintf(text, sizeof text, "a %zu-byte %s of memory that was never written%s", bytes, verb(kind),
-                    r.buffer == -2 ? ", or not yet: a barrier may be missing" : "");
+                    r.buffer < -1 ? ", or not yet: a barrier may be missing" : "");
       fail_at_buffer("uninitialised", site, r.buffer, (long long)(offset + i), bytes, nullptr, text);
     }
     if (write) s[i] |= kInit;
@@ -136,7 +136,7 @@ void note_access(const volatile void* where, size_t bytes, int kind, const void*
   const u64 offset = u64(p - r->base);
   check_state(*c, *r, offset, bytes, kind, pc);
   if (c->races) check_race(*c, *r, offset, bytes, kind, f, pc);
-  if (c->banks && r->buffer == -2 && r->block == f->owner) count_banks(*c, f, *r, offset, bytes, pc);
+  if (c->banks && r->buffer < -1 && r->block == f->owner) count_banks(*c, f, *r, offset, bytes, pc);
 }
 
 void set_in_flight(const char* p, size_t bytes, bool on) {
@@ -157,7 +157,8 @@ void check_block_start(Block& b) {
   if (!c) return;
   const size_t slot = size_t(&b - b.fibers->worker->blocks.data());
   for (Region* r : {&c->fixed[slot], &c->dynamic[slot]}) {
-    std::memset(r->state, kValid | kWritable, r->bytes);
+    const u8* mask = r->buffer == -3 ? b.copy->shared_mask : nullptr;
+    for (u64 i = 0; i < r->bytes; ++i) r->state[i] = u8(!mask || mask[i] ? kValid | kWritable : kWritable);
     r->first_stamp = u32(c->stamps.size());
     r->block = &b;
   }
@@ -201,7 +202,7 @@ void start_checker(Launch& l) {
   }
   for (u32 s = 0; s < l.resident; ++s) {
     const Copy& copy = r.copies[s];
-    c->fixed.push_back(make_region(*c, copy.shared, copy.shared_bytes, -2));
+    c->fixed.push_back(make_region(*c, copy.shared, copy.shared_bytes, -3));
     c->dynamic.push_back(make_region(*c, copy.dynamic, r.dynamic_shared, -2));
   }
 }

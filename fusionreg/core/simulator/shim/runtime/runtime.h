@@ -44,6 +44,7 @@ struct Copy {          // one loaded copy of the unit: blocks that are resident 
   void (*entry)(void**);
   char* shared;
   u64 shared_bytes;
+  const u8* shared_mask;   // one byte per byte of it: part of a variable or not
   char* dynamic;
   char* image;
   u64 image_bytes;
@@ -70,7 +71,7 @@ struct Result {
   int failed;
   char detector[32];
   char message[1024];
-  int buffer;          // index of the buffer concerned, -1 none, -2 shared memory
+  int buffer;          // index of the buffer concerned, -1 none, -2 dynamic, -3 static shared memory
   long long offset;
   u64 bytes, copy_image;   // copy_image: where the unit that pc belongs to was loaded
   Where at, other;
