@@ -122,7 +122,8 @@ def attributed(tmp_path, **kinds):
     [
         ({"alpha": "1"}, "alpha"), ({"alpha": True}, "alpha"), ({"axis": 1.5}, "axis"), ({"axis": 2}, "-1, 1"),
         ({"axis": True}, "axis"),
-        ({"alpha": [1.0]}, "alpha"), ({"alpha": np.array(1.0)}, "alpha"), ({"axes": 1}, "did you mean axis"), ({"alpha": None, "axis": 2**70}, "axis"),
+        ({"alpha": [1.0]}, "alpha"), ({"alpha": np.array(1.0)}, "alpha"),
+        ({"axes": 1}, "did you mean axis"), ({"alpha": None, "axis": 2**70}, "axis"),
     ],
 )  # fmt: skip
 def test_attributes_of_the_wrong_kind(tmp_path, keywords, word):
