@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusionreg.core.dtypes import DTYPES
+from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.planner import Plan
 from fusionreg.core.report import ModelRow, Status
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fusionreg.api import Registry
     from fusionreg.core.ir import Graph
     from fusionreg.core.matcher import FailedMatch
+    from fusionreg.integrations import Opened
 
 #: Largest deviation of an original from float64, relative to the largest output, that rounding explains, by the
 #: narrowest float dtype in its graph: 16-bit dtypes round what is stored, float32 also the sums of long products.
@@ -63,10 +65,10 @@ def check_model(
     model = FusedModel.build(opened.graph, plan, registry.catalog, registry.runtime)
     inputs = dict(opened.example(seed))
     outputs = {k: host(v) for k, v in model(**_placed(inputs, device)).items()}
-    if opened.reference is None:
-        verdict = Verdict(Status.SKIPPED_UNSUPPORTED, opened.reason or "there is no reference")
+    expected, reason = _expected(opened, inputs)
+    if expected is None:
+        verdict = Verdict(Status.SKIPPED_UNSUPPORTED, reason)
     else:
-        expected = {k: host(v) for k, v in opened.reference(inputs).items()}
         exact = {k: host(v) for k, v in model.unfused(mode="exact", **inputs).items()}
         chain = {k: host(v) for k, v in model.unfused(**inputs).items()}
         verdict = compare(outputs, expected, exact, chain, _narrowest(opened.graph))
@@ -75,6 +77,16 @@ def check_model(
         verdict.max_abs, verdict.max_rel, verdict.reason, FrozenDict(device=device),
     )  # fmt: skip
     return Checked(row, opened.graph, plan, found.failures)
+
+
+def _expected(opened: Opened, inputs: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """The original's outputs; None and why where it has no reference, or one that fails on these inputs."""
+    if opened.reference is None:
+        return None, opened.reason or "there is no reference"
+    try:
+        return {k: host(v) for k, v in opened.reference(inputs).items()}, ""
+    except ModelError as error:
+        return None, error.found or str(error)
 
 
 @dataclass(frozen=True)
@@ -116,7 +128,7 @@ def compare(
         allowed = 2 * max(theirs, unfused) + ulp * scale
         found = ""
         if not theirs <= reading * scale:
-            found = f"the original is {theirs:.3g} from float64 of the graph that we read — at most {reading * scale:.3g}"
+            found = f"the original is {theirs:.3g} from float64 of the graph as read — at most {reading * scale:.3g}"
         elif not ours <= allowed:
             found = f"{ours:.3g} from float64 — at most {allowed:.3g}"
         if found:

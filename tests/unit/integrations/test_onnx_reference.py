@@ -147,3 +147,15 @@ def test_opened_model_without_a_reference_says_why():
     proto = model([node("Relu", ["x"], ["y"])], {"x": ([3], "bfloat16")}, {"y": ([3], "bfloat16")})
     opened = opening.open_object(proto, ops=OPS)
     assert opened.reference is None and "Relu" in opened.reason
+
+
+def test_a_reference_that_fails_is_skipped_not_passed(tmp_path, monkeypatch):
+    """The original itself cannot be run on these inputs: that is no verdict on ours."""
+    from fusionreg.api import load_registry
+    from fusionreg.checking import check_model
+
+    onnx.save(model([node("Relu", ["x"], ["y"])], {"x": [4]}, ["y"]), tmp_path / "m.onnx")
+    assert check_model(load_registry(device="sim"), str(tmp_path / "m.onnx")).row.status.name == "PASSED"
+    monkeypatch.setattr(reference.Reference, "run", lambda self, inputs: reference.Missing("out of memory"))
+    row = check_model(load_registry(device="sim"), str(tmp_path / "m.onnx")).row
+    assert row.status.name.startswith("SKIPPED") and row.reason == "out of memory"
