@@ -95,8 +95,13 @@ def prepare(
     return Job(entry, kernel, trial, problem, chosen, mutate(source) if mutate else source, arrays)
 
 
-def execute(job: Job, executor: Executor, ops: Vocabulary, *, stress: bool = False) -> Evaluation:
-    """Runs the job twice, with the outputs poisoned differently, and judges both outcomes."""
+def execute(
+    job: Job, executor: Executor, ops: Vocabulary, *, stress: bool = False, wanted: Reference | None = None
+) -> Evaluation:
+    """Runs the job twice, with the outputs poisoned differently, and judges both outcomes.
+
+    ``wanted``: the reference, where the caller has it already; it is computed otherwise.
+    """
     started = time.perf_counter()
 
     def result(status: Status, reason: str = "", worst: Comparison | None = None) -> Evaluation:
@@ -110,14 +115,14 @@ def execute(job: Job, executor: Executor, ops: Vocabulary, *, stress: bool = Fal
         return result(Status.SKIPPED_UNSUPPORTED, str(e))
     except CompileError as e:
         return result(Status.COMPILE_ERROR, str(e))
-    wanted = reference(job.entry, job.trial, job.arrays, ops)
+    expected = reference(job.entry, job.trial, job.arrays, ops) if wanted is None else wanted
     before = {name: a.tobytes() for name, a in job.arrays.items()}
     try:
         runs = [_run(code, job, executor, poison) for poison in POISONS]
         for name, held in before.items():
             if job.arrays[name].tobytes() != held:
                 return result(Status.RUNTIME_ERROR, f"the kernel changed its input {name}")
-        found = [_judge(job, outputs, wanted) for outputs in runs]
+        found = [_judge(job, outputs, expected) for outputs in runs]
         worst = next((c for c in found if not c.passed), max(found, key=lambda c: c.max_abs))
         if not worst.passed:
             return result(Status(worst.status), worst.reason, worst)
