@@ -52,6 +52,14 @@ def test_outputs_of_one_node_are_told_apart(crossed):
     assert bool(found(graph, "a, b = Split(x, num_outputs=2)\ny = Sub(a, b)")) != crossed
 
 
+def test_another_output_of_the_right_operator_is_not_the_operand():
+    for read in (0, 1):
+        net = Net()
+        parts = net.op("Split", net.input("x", "float32", (4,)), outputs=2, num_outputs=2)
+        graph = net.build([net.op("Relu", parts[read])])
+        assert bool(found(graph, "a, _ = Split(x, num_outputs=2)\ny = Relu(a)")) == (read == 0)
+
+
 @pytest.mark.parametrize(
     ("operands", "text", "fits"),
     [
@@ -164,6 +172,48 @@ def test_an_output_inside_the_chain_stays_visible():
     h = net.op("Relu", net.input("x", "float32", (4,)))
     graph = net.build([net.op("Tanh", h), net.op("Neg", h)])
     assert largest(graph, inner).outputs == FrozenDict(h="relu", y="tanh")
+
+
+def test_two_outputs_are_two_values():
+    both = fusion("p.both", 'h = Relu(x)\ny = optional(Tanh, "a")(h)', {"x": "T[N]"}, {"h": "T[N]", "y": "T[N]"})
+    for tail, count in ((True, 1), (False, 0)):
+        net = Net()
+        h = net.op("Relu", net.input("x", "float32", (4,)))
+        assert len(matches_of(net.build([net.op("Tanh", h), h] if tail else [h]), both)) == count
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_readers_of_a_step_that_is_left_out_read_the_one_before(present):
+    text = 'h = Neg(x)\ns = optional(Relu, "a")(h)\ny = Mul(s, Tanh(s))'
+    entry = fusion("p.middle", text, {"x": "T[N]"}, {"y": "T[N]"})
+    net = Net()
+    s = net.op("Neg", net.input("x", "float32", (4,)))
+    s = net.op("Relu", s) if present else s
+    graph = net.build([net.op("Mul", s, net.op("Tanh", s))])
+    assert len(largest(graph, entry).nodes) == 3 + present
+
+
+def test_the_largest_form_wins_whichever_is_found_first():
+    text = 'y = Add(optional(Relu, "a")(x), optional(Tanh, "b")(z))'
+    entry = fusion("p.sides", text, {"x": "T[N]", "z": "T[N]"}, {"y": "T[N]"})
+    for swap in (False, True):
+        net = Net()
+        r, t = net.op("Relu", net.input("p", "float32", (4,))), net.op("Tanh", net.input("q", "float32", (4,)))
+        m = largest(net.build([net.op("Add", *((t, r) if swap else (r, t)))]), entry)
+        assert len(m.nodes) == 3 and dict(m.inputs) == {"x": "p", "z": "q"}
+
+
+def test_the_largest_spelling_wins_then_the_first():
+    kind = {"x": "T[N]"}, {"y": "T[N]"}
+    net = Net()
+    graph = net.build([net.op("Tanh", net.op("Relu", net.input("x", "float32", (4,))))])
+    for texts, spelling in (
+        (("y = Tanh(Relu(x))", "y = Tanh(x)"), 0),
+        (("y = Tanh(x)", "y = Tanh(Relu(x))"), 1),
+        (("y = Tanh(Relu(x))", "h = Relu(x)\ny = Tanh(h)"), 0),
+    ):
+        (m,) = matches_of(graph, fusion("p.spelled", texts, *kind))
+        assert m.spelling == spelling and len(m.nodes) == 2
 
 
 def test_an_optional_operand_chain_that_is_not_needed_is_dropped():
