@@ -62,7 +62,7 @@ class Importer:
         try:
             self.model = onnx_ir.from_proto(proto)
         except Exception as e:
-            raise ModelError("cannot read model", whom, str(e).strip().splitlines()[-1], "a valid ONNX graph") from e
+            raise ModelError("cannot read model", whom, _root_cause(e), "a valid ONNX graph") from e
         self.functions = self.model.functions
         self.types: dict[str, Value] = {}
         self.constants: dict[str, np.ndarray] = {}  # those that nobody can replace
@@ -354,3 +354,12 @@ class Importer:
         for value, name in zip(node.outputs, outputs, strict=False):
             if value.name:
                 scope.names[value] = name
+
+
+def _root_cause(error: BaseException) -> str:
+    """What onnx_ir stumbled over, and in which object: the innermost two of its nested errors."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    lines = [" ".join(str(e).split()) or type(e).__name__ for e in chain[-2:]]
+    return ": ".join(line[:200].rstrip(".") for line in lines)

@@ -102,7 +102,7 @@ def test_no_opset_import():
         ([node("Relu", ["nobody"], ["y"])], "nobody"),
         ([node("Relu", ["a"], ["b"]), node("Relu", ["b"], ["a"]), node("Add", ["a", "x"], ["y"])], "cycle"),
         ([node("Relu", ["x"], ["z"])], "'y'"),
-        ([node("Relu", ["x"], ["y"]), node("Neg", ["x"], ["y"])], "y"),
+        ([node("Relu", ["x"], ["y"]), node("Neg", ["x"], ["y"])], "'y' is redeclared"),
         ([node("MatMul", ["x", "x"], ["y"], name="bad")], "bad"),
         ([node("Relu", ["x"], ["y"], name="odd", slope=2.0)], "slope"),
         ([node("Transpose", ["x"], ["y"], name="odd", perm=[0, 7])], "odd"),
