@@ -61,7 +61,7 @@ class Request(c.Structure):
             (n, c.c_uint32)
             for n in (
                 "dynamic_shared", "stack_bytes", "order", "seed", "checked", "races", "uninitialised", "banks",
-                "cooperative", "timeout_ms",
+                "cooperative", "timeout_ms", "sanitized",
             )
         ),
     ]  # fmt: skip

@@ -31,16 +31,22 @@ def as_file(data: bytes, name: str) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def load(data: bytes, name: str, mode: int) -> ctypes.CDLL:
-    """Loads a shared library from its bytes; through anonymous memory where temporary files may not be executed."""
+def load(data: bytes, name: str, folder: Path | None = None) -> ctypes.CDLL:
+    """Loads a shared library from its bytes; through anonymous memory where temporary files may not be executed.
+
+    ``folder``: where its file stays, for tools that read line numbers from it; None removes the file at once.
+    """
+    if folder is not None:
+        (folder / name).write_bytes(data)
+        return ctypes.CDLL(str(folder / name))
     try:
         with as_file(data, name) as path:
-            return ctypes.CDLL(path, mode=mode)
+            return ctypes.CDLL(path)
     except OSError as first:
         try:
             handle = os.memfd_create(name)  # stays open: another library must not come by the same path
             os.write(handle, data)
-            return ctypes.CDLL(f"/proc/self/fd/{handle}", mode=mode)
+            return ctypes.CDLL(f"/proc/self/fd/{handle}")
         except OSError:
             raise SimulatorError(
                 "cannot load", name, str(first), "a library that the loader takes",
@@ -51,14 +57,14 @@ def load(data: bytes, name: str, mode: int) -> ctypes.CDLL:
 @lru_cache(maxsize=8)
 def runtime(built: Built) -> ctypes.CDLL:
     """The runtime library, once per digest; units loaded later find it by its soname."""
-    return abi.declare(load(built.data, "fusionreg-simulator.so", ctypes.RTLD_LOCAL))
+    return abi.declare(load(built.data, "fusionreg-simulator.so"))
 
 
 class LoadedUnit:
     """One copy of a unit, with shared memory of its own."""
 
-    def __init__(self, data: bytes, name: str, variables: Sequence[Variable]) -> None:
-        self.library = load(data, f"{name}.so", ctypes.RTLD_LOCAL)
+    def __init__(self, data: bytes, name: str, variables: Sequence[Variable], folder: Path | None = None) -> None:
+        self.library = load(data, f"{name}.so", folder)
         self.info = abi.Unit()
         self.library.frsim_unit(ctypes.byref(self.info))
         self.mask = (ctypes.c_uint8 * max(1, self.info.shared_bytes))()

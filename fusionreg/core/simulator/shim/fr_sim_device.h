@@ -136,7 +136,7 @@ extern char __ehdr_start[] __attribute__((visibility("hidden")));
 extern char _end[] __attribute__((visibility("hidden")));
 }
 // Outside of .bss, and of no size in the file.
-static __attribute__((used, aligned(1024), section("fr_dynamic,\"aw\",@nobits" FRSIM_COMMENT))) unsigned char frsim_dynamic[232448];
+static __attribute__((used, aligned(1024), section("fr_dynamic,\"aw\",@nobits" FRSIM_COMMENT))) unsigned char frsim_dynamic[fr_sim::kDynamic];
 
 // The last line of every unit.
 #define FRSIM_EXPORT(kernel)                                                                                                   \

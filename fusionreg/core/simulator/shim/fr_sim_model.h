@@ -11,6 +11,8 @@ struct Context {
   unsigned lane, warp;
 };
 
+constexpr unsigned kDynamic = 232448;   // bytes of dynamic shared memory that a block may ask for, at most
+
 struct Index3 { unsigned x, y, z; };
 
 enum Shuffle : int { kShflIdx, kShflUp, kShflDown, kShflXor };

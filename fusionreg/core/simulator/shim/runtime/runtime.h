@@ -61,6 +61,7 @@ struct Request {
   u32 seed;
   u32 checked, races, uninitialised, banks, cooperative;
   u32 timeout_ms;
+  u32 sanitized;       // AddressSanitizer watches this process
 };
 
 struct Where { u32 thread[3], block[3]; u64 pc; int line; char file[160]; };

@@ -17,6 +17,8 @@ FRSIM_API fr_sim::Index3 frsim_index(int what) {
 }
 FRSIM_API unsigned frsim_lane() { return frsim_current->lane; }
 
+extern "C" void __asan_poison_memory_region(const volatile void*, size_t) __attribute__((weak));
+
 namespace fr_sim {
 
 namespace {
@@ -97,7 +99,8 @@ void set_up_block(Worker& w, u32 slot, u64 linear, u32 rank) {
     std::copy(o.begin(), o.end(), b.order);
   }
   // Shared memory starts as NaN bytes: what it holds on a device is whatever the last block left there.
-  std::memset(b.copy->shared, 0xFF, b.copy->shared_bytes);
+  // (AddressSanitizer keeps forbidden zones between variables, and would take a memset for a fault.)
+  if (!r.sanitized) std::memset(b.copy->shared, 0xFF, b.copy->shared_bytes);
   if (r.dynamic_shared) std::memset(b.copy->dynamic, 0xFF, r.dynamic_shared);
   check_block_start(b);
 }
@@ -120,6 +123,7 @@ void set_up_worker(Worker& w, char* stacks, u32 stride) {
     Block& b = w.blocks[s];
     b.threads = threads;
     b.copy = &r.copies[w.index * l.resident + s];
+    if (r.sanitized && __asan_poison_memory_region) __asan_poison_memory_region(b.copy->dynamic + r.dynamic_shared, kDynamic - r.dynamic_shared);
     b.fibers = &w.fibers[u64(s) * threads];
     b.order = &w.orders[u64(s) * threads];
     b.cluster = &w.clusters[s / l.cluster_blocks];
