@@ -23,7 +23,8 @@ from fusionreg.core.cache import Cache
 from fusionreg.core.registry import load
 from fusionreg.core.runtime import Runtime
 
-FUSION, SHAPE = "gemm.bias", (16, 63, 64)  # M, K, N: small, so that the host is what is measured; K odd: `plain`, no dynamic shared memory
+#: M, K, N: small, so that the host is what is measured; K is odd for the kernel without dynamic shared memory.
+FUSION, SHAPE = "gemm.bias", (16, 63, 64)
 BATCHES = 41
 
 
