@@ -14,7 +14,7 @@ from fusionreg.core.runtime import Runtime
 
 if TYPE_CHECKING:
     from fusionreg.core.match import Matches
-    from fusionreg.core.planner import Plan
+    from fusionreg.core.planner import Plan, Policy
     from fusionreg.core.runtime import Bound
     from fusionreg.model import FusedModel
 
@@ -32,7 +32,7 @@ def load_registry(*, strict: bool = False, device: str = "auto", **options: Any)
     return Registry(load(strict=strict, **options), device=device)
 
 
-def fuse(model: Any, *example: Any, registry: Registry | None = None, policy: str = "balanced", **options: Any) -> Any:
+def fuse(model: Any, *example: Any, registry: Registry | None = None, policy: Policy = "balanced", **options: Any) -> Any:
     """A faster callable of ``model``; see :meth:`Registry.fuse`."""
     return (registry or load_registry()).fuse(model, *example, policy=policy, **options)
 
@@ -100,7 +100,7 @@ class Registry(Mapping[str, FusionEntry]):
         graph = self.graph(model, *example)
         return matcher.find(graph, tuple(self.catalog.fusions.values()), self.catalog.ops, explain=explain)
 
-    def plan(self, model: Any, *example: Any, policy: str = "balanced", matches: Matches | None = None) -> Plan:
+    def plan(self, model: Any, *example: Any, policy: Policy = "balanced", matches: Matches | None = None) -> Plan:
         """The set of matches that saves most time under ``policy``."""
         graph = self.graph(model, *example)
         found = self.match(graph) if matches is None else matches
@@ -109,7 +109,7 @@ class Registry(Mapping[str, FusionEntry]):
             graph, found.matches, cost=cost, policy=policy, accepts=self.runtime.refusal, fusions=self.catalog.fusions
         )
 
-    def fuse(self, model: Any, *example: Any, policy: str = "balanced", **options: Any) -> Any:
+    def fuse(self, model: Any, *example: Any, policy: Policy = "balanced", **options: Any) -> Any:
         """Match → plan → a runnable.
 
         Args:
@@ -123,7 +123,7 @@ class Registry(Mapping[str, FusionEntry]):
         opened = self._open(model, example, **options)
         return opened.wrap(self.build(opened.graph, policy=policy, original=opened.original, saver=opened.saver))
 
-    def build(self, graph: Graph, *, policy: str = "balanced", **extra: Any) -> FusedModel:
+    def build(self, graph: Graph, *, policy: Policy = "balanced", **extra: Any) -> FusedModel:
         """A :class:`FusedModel` of an already lifted graph."""
         from fusionreg.model import FusedModel
 

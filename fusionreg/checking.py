@@ -12,7 +12,7 @@ import numpy as np
 from fusionreg.core.dtypes import DTYPES
 from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.planner import Plan
+from fusionreg.core.planner import Plan, Policy
 from fusionreg.core.report import ModelRow, Status
 from fusionreg.integrations import open_model
 from fusionreg.model import FusedModel
@@ -45,7 +45,7 @@ def check_model(
     *,
     device: str = "sim",
     seed: int = 0,
-    policy: str = "balanced",
+    policy: Policy = "balanced",
     explain: bool = False,
 ) -> Checked:
     """Match → plan → run fused → compare with the original artefact on the same inputs.

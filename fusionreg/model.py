@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fusionreg.core import rewrite
-from fusionreg.core.errors import ArgumentError, ModelError
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.errors import ArgumentError, MisfitError, ModelError
+from fusionreg.core.evaluate import Evaluator, Mode, evaluate
 from fusionreg.core.ir import FUSED, Graph, Node
+from fusionreg.core.runtime import FallbackWarning
 
 if TYPE_CHECKING:
     from fusionreg.core.planner import Plan
@@ -26,7 +29,8 @@ class Site:
         nodes: names of the nodes it replaced, in order.
         source: where the last of them stands in the model.
         kernel: the kernel that ran; "" before the first run and after a fallback.
-        status: ``planned``, ``fused``, or ``fallback`` when no kernel accepted the call and the nodes ran unfused.
+        status: ``planned``, ``fused``, or ``fallback`` when no kernel, or not the fusion itself, took the extents of a
+            call and the nodes ran unfused.
         reason: why it fell back.
     """
 
@@ -60,21 +64,21 @@ class FusedModel:
     original: Any = None
     saver: Callable[[FusedModel, Any], None] | None = None
     _ran: dict[str, Site] = field(default_factory=dict, repr=False)
+    _warned: set[str] = field(default_factory=set, repr=False)
 
     @classmethod
     def build(cls, graph: Graph, plan: Plan, catalog: Catalog, runtime: Runtime, **extra: Any) -> FusedModel:
         """Applies ``plan`` to ``graph``."""
-        return cls(graph, rewrite.apply(graph, plan.chosen, catalog), plan, catalog, runtime, **extra)
+        return cls(graph, rewrite.apply(graph, plan.chosen, catalog.fusions), plan, catalog, runtime, **extra)
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """Every fused site in execution order, with its last outcome."""
-        return tuple(
-            self._ran.get(n.name)
-            or Site(n.op.removeprefix(FUSED), tuple(b.name for b in n.graphs["body"].nodes), n.source)
-            for n in self.graph.nodes
-            if n.op.startswith(FUSED)
-        )
+        return tuple(self._ran.get(n.name) or _site(n) for n in self.graph.nodes if n.op.startswith(FUSED))
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(self.graph, ops=self.catalog.ops, fused=self._fused)
 
     def __call__(self, *args: Any, trace: dict[str, Any] | None = None, **named: Any) -> dict[str, Any]:
         """Runs the fused graph.
@@ -87,10 +91,9 @@ class FusedModel:
         Returns: output name → array, in the library of the inputs.
         Raises: :class:`ArgumentError` for a missing, surplus or unknown input.
         """
-        inputs = self._bind(args, named)
-        return evaluate(self.graph, inputs, ops=self.catalog.ops, fused=self._fused, trace=trace)
+        return self._evaluator.run(self._bind(args, named), trace)
 
-    def unfused(self, *args: Any, mode: str = "step", **named: Any) -> dict[str, Any]:
+    def unfused(self, *args: Any, mode: Mode = "step", **named: Any) -> dict[str, Any]:
         """Runs the lifted graph operator by operator; ``mode`` as in ``core.evaluate``."""
         return evaluate(self.lifted, self._bind(args, named), ops=self.catalog.ops, mode=mode)
 
@@ -116,15 +119,33 @@ class FusedModel:
             raise ArgumentError("cannot run", self.graph.name, f"no value for {missing}", f"the inputs {list(names)}")
         return inputs
 
-    def _fused(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        fusion, body = node.op.removeprefix(FUSED), node.graphs["body"]
-        outcome = self.runtime.execute(fusion, args, node.attrs)
-        self._ran[node.name] = Site(
-            fusion,
-            tuple(b.name for b in body.nodes),
-            node.source,
-            outcome.kernel,
-            "fused" if outcome.kernel else "fallback",
-            outcome.reason,
-        )
+    def _fused(self, node: Node, args: Sequence[Any]) -> tuple[Any, ...] | None:
+        """One site: the fusion's kernel; None, for the nodes it replaced to run, where these extents are none of its.
+
+        Symbolic extents match on a guard, which a call may fail. Concrete ones were decided when the model was matched:
+        there a misfit is an error.
+        """
+        try:
+            outcome = self.runtime.execute(node.op.removeprefix(FUSED), args, node.attrs)
+        except MisfitError as error:
+            if not self._open(node):
+                raise
+            reason = " — ".join(filter(None, (error.found, error.expected)))
+            self._ran[node.name] = _site(node, "", "fallback", reason)
+            if node.name not in self._warned:
+                self._warned.add(node.name)
+                where = f" at {node.source}" if node.source else ""
+                warnings.warn(f"{error.whom} runs unfused{where}: {reason}", FallbackWarning, stacklevel=2)
+            return None
+        self._ran[node.name] = _site(node, outcome.kernel, "fused" if outcome.kernel else "fallback", outcome.reason)
         return outcome.outputs
+
+    def _open(self, node: Node) -> bool:
+        """Whether any extent of the node's operands and results is decided by the call alone."""
+        shapes = [self.graph.values[name].shape for name in (*node.inputs, *node.outputs) if name]
+        return any(shape is None or not all(isinstance(d, int) for d in shape) for shape in shapes)
+
+
+def _site(node: Node, kernel: str = "", status: str = "planned", reason: str = "") -> Site:
+    names = tuple(b.name for b in node.graphs["body"].nodes)
+    return Site(node.op.removeprefix(FUSED), names, node.source, kernel, status, reason)

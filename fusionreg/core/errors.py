@@ -93,6 +93,10 @@ class ArgumentError(FusionregError, ValueError):
     """A call's arrays or attributes do not fit the fusion: dtype, shape, device, count, overlap, range."""
 
 
+class MisfitError(ArgumentError):
+    """Shapes, dtypes or attributes of a call are outside what the fusion declares; its operators may still take them."""
+
+
 class LaunchError(FusionregError, RuntimeError):
     """The driver refused a module or a launch, or the geometry passes a limit of the device."""
 

@@ -21,7 +21,7 @@ from .spec import OpSpec
 from .subgraphs import run_if, run_loop, run_scan
 
 Mode = Literal["step", "exact"]
-Fused = Callable[[Node, Sequence[Any]], Sequence[Any]]
+Fused = Callable[[Node, Sequence[Any]], Sequence[Any] | None]
 
 _HOST_ELEMENTS = 1024  # an integer tensor up to this size is worth keeping off the GPU
 _NATIVE_ON_CUDA = frozenset({"MatMul", "Conv"})  # with two operands: one product, which torch itself accumulates wide
@@ -47,8 +47,8 @@ def evaluate(
         ops: the operators.
         backend: library and device to run on; by default that of the inputs.
         mode: ``step`` or ``exact``.
-        fused: ``f(node, args) -> results`` executes ``fused::`` nodes, omitted operands being None; without it, and in
-            ``exact`` mode, the sub-graph that such a node replaced is evaluated.
+        fused: ``f(node, args) -> results`` executes ``fused::`` nodes, omitted operands being None; where it gives
+            None, without it, and in ``exact`` mode, the sub-graph that such a node replaced is evaluated.
         trace: gets every value by name as it is computed, those inside fused nodes included.
 
     Raises:
@@ -251,11 +251,13 @@ class Run:
     def _fused(self, node: Node, scope: _Scope) -> Sequence[Any]:
         if self.owner.fused is not None:
             args = [scope.device(name, scope.operand(name)) if name else None for name in node.inputs]
-            return tuple(self.owner.fused(node, args))
+            results = self.owner.fused(node, args)
+            if results is not None:
+                return tuple(results)
         body = node.graphs["body"]
         given = [scope.operand(name) for name in node.inputs if name]
-        results = self.graph(body, dict(zip(body.inputs, given, strict=True)), {})
-        found = dict(zip(filter(None, node.outputs), results, strict=True))
+        values = self.graph(body, dict(zip(body.inputs, given, strict=True)), {})
+        found = dict(zip(filter(None, node.outputs), values, strict=True))
         return [found.get(name) for name in node.outputs]
 
     def _failure(self, node: Node, scope: _Scope, error: Exception) -> GraphError:

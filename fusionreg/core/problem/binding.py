@@ -1,4 +1,4 @@
-"""From a call's tensors and keywords to a :class:`Problem`, or to an :class:`ArgumentError` that says what is wrong."""
+"""From a call's tensors and keywords to a :class:`Problem`, or to a :class:`MisfitError` that says what is wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from .. import tensors as tensor_texts
-from ..errors import ArgumentError, ExpressionError, UnknownNameError
+from ..errors import ArgumentError, ExpressionError, MisfitError, UnknownNameError
 from ..frozen import FrozenDict
 from ..spec import AttributeSpec
 from ..tensors import Form, TensorType
@@ -33,7 +33,7 @@ def bind(
         attributes: attributes and choices by name; what has a default may be left out.
         target: architecture by name.
 
-    Raises: :class:`ArgumentError` with ``facts`` fusion and, where it applies, tensor or attribute.
+    Raises: :class:`MisfitError` with ``facts`` fusion and, where it applies, tensor or attribute.
     """
     given = {name: t for name, t in tensors.items() if t is not None}
     _check_names(entry, given)
@@ -73,8 +73,8 @@ def bind(
     return problem
 
 
-def _wrong(entry: FusionEntry, found: str, expected: str = "", next_step: str = "", **facts: object) -> ArgumentError:
-    return ArgumentError(
+def _wrong(entry: FusionEntry, found: str, expected: str = "", next_step: str = "", **facts: object) -> MisfitError:
+    return MisfitError(
         "cannot call", entry.spec.name, found, expected, next_step, **{"fusion": entry.spec.name, **facts}
     )
 
