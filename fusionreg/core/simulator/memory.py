@@ -127,7 +127,7 @@ class Guarded:
     def __enter__(self) -> Guarded:
         for r in self.regions:
             mapping, mapped = abi.vp(), ctypes.c_uint64()
-            base = self.library.frsim_guarded(r.bytes, r.low % 256, ctypes.byref(mapping), ctypes.byref(mapped))
+            base = self.library.frsim_guarded(r.bytes, r.low % 16, ctypes.byref(mapping), ctypes.byref(mapped))
             if not base:
                 raise SimulatorError(
                     "cannot simulate",

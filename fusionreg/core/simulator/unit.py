@@ -9,7 +9,7 @@ _DYNAMIC = re.compile(
     rf"\bextern\s+(?P<before>(?:volatile\s+|{_ALIGNMENT}\s*)*)__shared__\s+"
     rf"(?P<type>(?:{_ALIGNMENT}|[^;{{}}()\[\]=])*?)(?P<name>[A-Za-z_]\w*)\s*\[\s*\]\s*;"
 )
-_STATIC = re.compile(r"\bstatic(\s+)__shared__\b|\b__shared__(\s+)static\b")
+_STATIC = re.compile(r"\bstatic\s+__shared__\b|\b__shared__\s+static\b")
 _ALIGNED = re.compile(r"(\b__shared__\s+)alignas(\s*\()")
 _NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 
@@ -39,7 +39,7 @@ def _shared(text: str) -> str:
 
 
 def _rewrite(code: str) -> str:
-    code = _STATIC.sub(lambda m: f"__shared__{m[1] or m[2]}", code)
+    code = _STATIC.sub(lambda m: "\n" * m[0].count("\n") + "__shared__", code)
     code = _DYNAMIC.sub(_pointer, code)
     return _ALIGNED.sub(r"\1__align__\2", code)
 

@@ -48,7 +48,7 @@ void on_signal(int number, siginfo_t* info, void* context) {
     fail("stack", site, "a thread used more than %llu KiB of local memory", (unsigned long long)(f->stack_hi - f->stack_lo) >> 10);
   const Request& r = *f->worker->launch->request;
   long best = -1;
-  long long best_distance = 1 << 20;
+  long long best_distance = (1 << 28) + (1 << 20);
   for (u32 i = 0; i < r.n_buffers; ++i) {
     const long long before = (long long)(u64(r.buffers[i].base) - p), after = (long long)(p - u64(r.buffers[i].base) - r.buffers[i].bytes);
     const long long d = before > 0 ? before : after;

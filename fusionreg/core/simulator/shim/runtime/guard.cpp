@@ -9,9 +9,9 @@ using namespace fr_sim;
 
 constexpr u8 kCanary = 0xA5;
 
-// residue: the address modulo 256 that the data must have, so that a misaligned tensor stays exactly as misaligned.
+// residue: the address modulo 16 (the widest access) that the data must have: a misaligned tensor stays exactly as misaligned.
 FRSIM_API char* frsim_guarded(u64 bytes, u64 residue, char** mapping, u64* mapped) {
-  const u64 page = u64(sysconf(_SC_PAGESIZE)), inner = (bytes + 256 + page - 1) / page * page;
+  const u64 page = u64(sysconf(_SC_PAGESIZE)), inner = (bytes + 16 + page - 1) / page * page;
   u64 zone = u64(256) << 20;
   void* base = MAP_FAILED;
   for (; base == MAP_FAILED && zone >= page; zone = zone > page ? page : 0) {
@@ -24,7 +24,7 @@ FRSIM_API char* frsim_guarded(u64 bytes, u64 residue, char** mapping, u64* mappe
   if (mprotect(data, inner, PROT_READ | PROT_WRITE)) { munmap(base, *mapped); return nullptr; }
   *mapping = static_cast<char*>(base);
   const u64 last = reinterpret_cast<u64>(data) + inner - bytes;
-  const u64 at = last - (last - residue) % 256;
+  const u64 at = last - (last - residue) % 16;
   std::memset(data, kCanary, at - reinterpret_cast<u64>(data));
   char* p = reinterpret_cast<char*>(at);
   std::memset(p + bytes, kCanary, u64(data + inner - (p + bytes)));
@@ -36,7 +36,6 @@ FRSIM_API long long frsim_canary(const char* data, u64 bytes) {
   const u64 page = u64(sysconf(_SC_PAGESIZE));
   for (const char* p = data + bytes; reinterpret_cast<u64>(p) % page; ++p)
     if (u8(*p) != kCanary) return p - data;
-  // The page or pages that begin before the data: none of them is older than 256 bytes and a page.
   for (const char* p = data - 1; reinterpret_cast<u64>(p + 1) % page; --p)
     if (u8(*p) != kCanary) return p - data;
   return 0;

@@ -1,0 +1,166 @@
+"""The host compiler, the cache of units, and the text that is compiled."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fusionreg.core import simulator
+from fusionreg.core.cache import Cache
+from fusionreg.core.errors import MissingDependencyError, SimulatorError
+from fusionreg.core.simulator import toolchain
+from fusionreg.core.simulator.elf import Variable, uninitialised
+from fusionreg.core.simulator.unit import host_text
+
+KERNEL = 'extern "C" __global__ void k(int* y) { y[threadIdx.x] = threadIdx.x; }'
+
+
+def body(text: str) -> str:
+    """The unit's own lines of the host text."""
+    return host_text(text, "k", "sm_80").split('#line 1 "unit.cu"\n')[1].split('#line 1 "driver"')[0].rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("extern __shared__ float s[];", "static float* const s = reinterpret_cast<float*>(frsim_dynamic);"),
+        (
+            "extern __shared__ __align__(128) unsigned char smem_[ ] ;",
+            "static unsigned char* const smem_ = reinterpret_cast<unsigned char*>(frsim_dynamic);",
+        ),
+        ("extern __shared__ alignas(16) float4 v[];", "static float4* const v = reinterpret_cast<float4*>(frsim_dynamic);"),
+        ("extern volatile __shared__ int f[];", "static volatile int* const f = reinterpret_cast<volatile int*>(frsim_dynamic);"),
+        ("extern __align__(8) __shared__ T s[];", "static T* const s = reinterpret_cast<T*>(frsim_dynamic);"),
+        ("extern\n  __shared__\n  ns::Pair<int, 3> p[];", "static ns::Pair<int, 3>* const p = reinterpret_cast<ns::Pair<int, 3>*>(frsim_dynamic);\n\n"),
+        ("static __shared__ int a[4];", "__shared__ int a[4];"),
+        ("__shared__ static int a[4];", "__shared__ int a[4];"),
+        ("__shared__ alignas(16) float a[4];", "__shared__ __align__(16) float a[4];"),
+        ("// extern __shared__ float s[];", "// extern __shared__ float s[];"),
+        ("/* extern __shared__ float s[]; */", "/* extern __shared__ float s[]; */"),
+        ('const char* t = "extern __shared__ float s[];";', 'const char* t = "extern __shared__ float s[];";'),
+        ("extern float s[];", "extern float s[];"),
+    ],
+)  # fmt: skip
+def test_declarations_of_shared_memory(given, expected):
+    assert body(given) == expected.rstrip("\n")
+    lines = host_text(f"{given}\nlast", "k", "sm_80").splitlines()
+    assert lines.index("last") - lines.index('#line 1 "unit.cu"') == given.count("\n") + 2  # where it was
+
+
+def test_second_time_comes_from_the_cache(tmp_path, geometry):
+    cache = Cache(tmp_path)
+    first = simulator.compile_text(KERNEL, "k", cache=cache)
+    assert not first.prepare("fast").cached
+    again = simulator.compile_text(KERNEL, "k", cache=Cache(tmp_path))
+    assert again.prepare("fast").cached
+    assert again.prepare("fast").digest == first.prepare("fast").digest
+    changed = simulator.compile_text(KERNEL.replace("= threadIdx", "= 1 + threadIdx"), "k", cache=cache)
+    assert not changed.prepare("fast").cached
+    y = np.zeros(32, np.int32)
+    for kernel, expected in ((first, 31), (again, 31), (changed, 32)):
+        kernel.launch([y], geometry())
+        assert y[31] == expected
+    kinds = {p.name for p in tmp_path.iterdir()}
+    assert kinds == {"sim-fast", "sim-header", "sim-runtime"}
+
+
+def test_every_part_of_the_toolchain_is_in_the_key(sim_cache, monkeypatch):
+    builder = simulator.compile_text(KERNEL, "k", cache=sim_cache, modes=()).builder
+    base = dict(builder._base)
+    assert set(base) == {"compiler", "shim", "headers"}
+    assert builder.compiler.version in base["compiler"] or "clang" in base["compiler"]
+    assert len({" ".join(builder.compiler.flags(m)) for m in ("fast", "checked", "sanitize")}) == 3
+
+
+def test_no_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv(toolchain.COMPILER_VARIABLE, raising=False)
+    with pytest.raises(MissingDependencyError, match="apt-get install g"):
+        simulator.host_compiler()
+
+
+def test_a_compiler_that_is_named_and_not_there(monkeypatch):
+    monkeypatch.setenv(toolchain.COMPILER_VARIABLE, "/nowhere/g++")
+    with pytest.raises(MissingDependencyError, match="/nowhere/g"):
+        simulator.host_compiler()
+
+
+def test_a_program_that_is_no_compiler(monkeypatch, tmp_path):
+    fake = tmp_path / "g++"
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(MissingDependencyError):
+        simulator.host_compiler()
+
+
+def test_other_machines_are_named(monkeypatch):
+    monkeypatch.setattr(toolchain.platform, "machine", lambda: "riscv64")
+    with pytest.raises(MissingDependencyError, match="riscv64"):
+        simulator.host_compiler()
+
+
+def test_no_headers(monkeypatch, tmp_path):
+    from fusionreg.core import headers
+
+    monkeypatch.setattr(headers, "include_directories", lambda: (tmp_path,))
+    with pytest.raises(MissingDependencyError, match="cuda_fp16.h"):
+        simulator.compile_text(KERNEL, "k", cache=Cache(tmp_path / "cache"))
+
+
+def test_folders_of_the_build_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    from fusionreg.core.simulator.build import Builder
+
+    builder = Builder(Cache(tmp_path / "cache"))
+    assert Path(builder._scratch).is_dir()
+    scratch = builder._scratch
+    del builder
+    assert not os.path.exists(scratch)
+
+
+def test_shared_variables_are_known_by_name(sim_cache):
+    kernel = simulator.compile_text(
+        """template <int N> __device__ float f(float v) { __shared__ float part[N]; part[0] = v; __syncthreads(); return part[1]; }
+        extern "C" __global__ void k(float* y) { __shared__ __align__(16) int s[3]; s[0] = y[0]; __syncthreads(); y[0] = f<5>(s[1]) + f<7>(s[2]); }""",
+        "k", cache=sim_cache,
+    )  # fmt: skip
+    variables = uninitialised(kernel.prepare("fast").data)
+    assert sorted((v.name, v.bytes) for v in variables) == [("part", 20), ("part", 28), ("s", 12)]
+    assert all(v.local for v in variables)
+    assert Variable("_ZZN12_GLOBAL__N_11fIfLi12EEEvT_E3buf_0", 0, 4).name == "buf"
+
+
+@pytest.mark.parametrize(
+    ("declaration", "fine"), [("int count;", False), ("int count = 0;", True), ("int count[3] = {1, 2, 3};", True)]
+)
+def test_device_variables(sim_cache, geometry, declaration, fine):
+    """Device memory that outlives a block must not be taken for shared memory."""
+    text = f'__device__ {declaration}\nextern "C" __global__ void k(int* y) {{ y[0] = sizeof count + *reinterpret_cast<int*>(&count); }}'
+    if fine:
+        y = np.zeros(1, np.int32)
+        simulator.compile_text(text, "k", cache=sim_cache).launch([y], geometry(block=(1, 1, 1)))
+        assert y[0] in (4, 13)
+        return
+    with pytest.raises(SimulatorError, match="count") as caught:
+        simulator.compile_text(text, "k", cache=sim_cache)
+    assert caught.value.facts["detector"] == "unsupported"
+
+
+def test_static_shared_memory_has_a_limit(sim_cache, geometry):
+    from fusionreg.core.errors import LaunchError
+
+    text = 'extern "C" __global__ void k(int* y) {{ __shared__ int s[{}]; s[0] = 1; __syncthreads(); y[0] = s[0]; }}'
+    y = np.zeros(1, np.int32)
+    simulator.compile_text(text.format(12288), "k", cache=sim_cache).launch([y], geometry(block=(1, 1, 1)))
+    with pytest.raises(LaunchError, match="49156 bytes of static"):
+        simulator.compile_text(text.format(12289), "k", cache=sim_cache).launch([y], geometry(block=(1, 1, 1)))
+    with pytest.raises(LaunchError, match="sm_120f"):
+        kernel = simulator.compile_text(text.format(12288), "k", cache=sim_cache, target="sm_120f")
+        kernel.launch([y], geometry(block=(1, 1, 1), shared_memory=60_000))
