@@ -158,7 +158,7 @@ def arithmetic() -> Built:
             x.exp(), x.exp2(), x.expm1(), x.erf(), x.erfc(), x.sin(), x.cos(), x.tan(), x.neg(), x.sign(), x.floor(),
             x.ceil(), x.round(), x.trunc(), x.square(), x.clamp(-0.5, 0.5), x.clamp(min=0.1), x.clamp(y, y + 1),
             torch.maximum(x, y), torch.minimum(x, y), torch.lerp(x, y, 0.3), torch.addcmul(x, x, y, value=0.5),
-            torch.addcdiv(x, x, p), x.reciprocal(), x.atan(),
+            torch.addcdiv(x, x, p), x.reciprocal(), x.atan(), x.atan2(y),
         )  # fmt: skip
 
     return Fn(f), (torch.randn(3, 4), torch.randn(3, 4), torch.arange(-5, 7).view(3, 4))

@@ -13,6 +13,8 @@ from . import schemas
 from .emitter import Emitter
 from .program import Call, Meta, Program, Ref, TensorMeta, refs, substitute
 
+_EVAL = "Call module.eval() before exporting"
+
 
 @dataclass(frozen=True)
 class Inner:
@@ -32,11 +34,6 @@ def decompose(call: Call, program: Program, e: Emitter) -> list[Inner]:
     advice = "Rewrite this part of the model with other operators"
     if not call.target.startswith(("aten.", "prims.")):
         raise e.refuse("an operator without a form here", "one of the table", advice)
-    overload = schemas.overload(call.target)
-    if torch.Tag.nondeterministic_seeded in overload.tags:
-        raise e.refuse(
-            "an operator that draws random numbers", "a deterministic model", "Call module.eval() before exporting"
-        )
     if not schemas.callable_safely(call.target):
         raise e.refuse("an operator that reaches outside the model", "pure computation", advice)
     names = list(dict.fromkeys(refs(tuple(call.args.values()))))
@@ -46,6 +43,11 @@ def decompose(call: Call, program: Program, e: Emitter) -> list[Inner]:
         raise e.refuse("an operator without a form here, over symbolic extents", "extents known at export", advice)
     graph = _trace(call, names, metas, e, advice)
     return _read(graph, call, program, names, e)
+
+
+def _random(target: str) -> bool:
+    aten = target.startswith(("aten.", "prims."))
+    return aten and torch.Tag.nondeterministic_seeded in schemas.overload(target).tags
 
 
 def _trace(call: Call, names: list[str], metas: list[Any], e: Emitter, advice: str) -> torch.fx.GraphModule:
@@ -59,10 +61,12 @@ def _trace(call: Call, names: list[str], metas: list[Any], e: Emitter, advice: s
         filled = {k: _fill(v, values) for k, v in call.args.items()}
         return overload(**filled)
 
-    examples = [torch.empty(m.shape, dtype=schemas.torch_dtype(m.dtype), device="meta") for m in metas]
+    examples = [torch.empty(m.shape, dtype=schemas.torch_dtype(m.dtype), device="cpu") for m in metas]  # never touched
     try:
         return make_fx(run, decomposition_table=core_aten_decompositions(), tracing_mode="fake")(*examples)
     except Exception as error:  # whatever torch raises on an operator it cannot trace
+        if _random(call.target):
+            raise e.refuse("an operator that draws random numbers", "a deterministic model", _EVAL) from error
         raise e.refuse(
             f"an operator without a form here ({type(error).__name__})", "one of the table", advice
         ) from error
@@ -74,7 +78,7 @@ def _fill(value: Any, values: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return [_fill(v, values) for v in value]
     if isinstance(value, torch.device):
-        return torch.device("meta")
+        return torch.device("cpu")
     return value
 
 
@@ -87,6 +91,8 @@ def _read(graph: torch.fx.GraphModule, call: Call, program: Program, names: list
     reader.taken.update(names)  # the program's own names, which the calls read
     results = reader.graph(graph.graph, graph, [Ref(n) for n in names])
     inner = {c.target for c in reader.calls}
+    if any(_random(target) for target in inner):
+        raise e.refuse("an operator that draws random numbers", "a deterministic model", _EVAL)
     if call.target in inner or any(isinstance(r, torch.Tensor) for c in reader.calls for r in c.args.values()):
         raise e.refuse("an operator without a form here", "one of the table", "Rewrite this part of the model")
     rename = {name: f"{label}.{name}" for c in reader.calls for name in c.outputs}

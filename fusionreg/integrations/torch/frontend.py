@@ -14,6 +14,7 @@ from fusionreg.core.ops import Vocabulary
 
 from . import pt2, read_fx
 from .convert import Imported, convert
+from .program import Program, Ref, TensorMeta
 
 
 def import_exported(
@@ -33,10 +34,19 @@ def import_exported(
         return convert(read_fx.read(ep, name), ops)
     except FusionregError as first:
         try:
-            plain = ep.run_decompositions()
-            return convert(read_fx.read(plain, name), ops)
-        except Exception:
+            plain = convert(read_fx.read(ep.run_decompositions(), name), ops)
+        except Exception:  # torch's own, of any kind: the first refusal is the one that names the model's line
             raise first from None
+        if _result_types(plain) != _result_types(read_fx.read(ep, name)):  # torch 2.11 turns an LSTM's state around
+            raise first
+        return plain
+
+
+def _result_types(of: Imported | Program) -> list[Any]:
+    """dtype and shape of each result, as export recorded them."""
+    program = of.program if isinstance(of, Imported) else of
+    metas = [program.metas.get(o.value.name) for o in program.outputs if o.kind == "user" and isinstance(o.value, Ref)]
+    return [(m.dtype, m.shape) if isinstance(m, TensorMeta) else None for m in metas]
 
 
 def from_exported(ep: torch.export.ExportedProgram, *, name: str = "model", ops: Vocabulary | None = None) -> Graph:

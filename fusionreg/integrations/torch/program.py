@@ -164,6 +164,8 @@ class Program:
         """
         defined: set[str] = set()
         for spec in self.inputs:
+            if not isinstance(spec.name, str) or not isinstance(spec.target, str):
+                raise ModelError("malformed program", self.name, f"an input named {spec.name!r}", "a text")
             self._define(spec.name if spec.kind != "literal" else "", defined)
         for call in self.calls:
             self._read(call.refs(), defined, call.target)
@@ -173,14 +175,16 @@ class Program:
         return self
 
     def _define(self, name: str, defined: set[str]) -> None:
-        if name and (name in defined or name not in self.metas):
-            found = "is written twice" if name in defined else "is not described"
+        known = isinstance(name, str) and (not name or name in self.metas)
+        if name and (not known or name in defined):
+            found = "is written twice" if known else "is not described"
             raise ModelError("malformed program", self.name, f"value {name!r} {found}", "one description, one writer")
-        defined.add(name)
+        if name:
+            defined.add(name)
 
     def _read(self, names: Iterable[str], defined: set[str], reader: str) -> None:
         for name in names:
-            if name not in defined:
+            if not isinstance(name, str) or name not in defined:
                 raise ModelError(
                     "malformed program", self.name, f"{reader} reads {name!r}", "a value written before it"
                 )

@@ -85,7 +85,7 @@ def _payload(archive: Archive, folder: str, config: str, model: str) -> dict[str
                 if entry not in buffers:
                     buffers[entry] = bytearray(archive.read(entry))
                 value = _strided(buffers[entry], meta["tensor_meta"])
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as e:
             if isinstance(e, ModelError):
                 raise
             raise archive.error(f"weight {name!r}: {e}", "raw data that covers its shape", _NEXT, weight=name) from e

@@ -65,7 +65,7 @@ def read(document: Mapping[str, Any], weights: Mapping[str, torch.Tensor], whom:
         )  # fmt: skip
     try:
         return _Reader(whom).program(document["graph_module"], weights)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as e:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as e:
         raise ModelError(
             "cannot load model", whom, f"malformed graph ({type(e).__name__}: {e})", "torch's export schema"
         ) from e

@@ -309,10 +309,14 @@ def test_refusals_name_operator_and_line(fn, operator, words):
 
 
 def test_operators_without_a_row_are_decomposed():
-    """An LSTM has no row: torch's decomposition of it is converted instead."""
-    module, x = nn.LSTM(4, 5, batch_first=True).eval(), torch.randn(2, 3, 4)
-    assert "aten.lstm.input" not in TABLE
-    agree(fused(module, (x,))(x), module(x))
+    """Operators without a row: torch's decomposition of each is converted instead."""
+
+    def f(x, y):
+        return F.huber_loss(x, y), torch.nan_to_num(x / 0), torch.logaddexp(x, y)
+
+    args = (torch.randn(4, 5), torch.randn(4, 5))
+    assert not any(f"aten.{n}.default" in TABLE for n in ("huber_loss", "nan_to_num", "logaddexp"))
+    agree(fused(module_of(f), args)(*args), f(*args))
 
 
 def test_a_module_that_cannot_be_exported():

@@ -145,11 +145,7 @@ def test_argument_structures_import_nothing(saved, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "target",
-    [
-        "torch.ops.aten.from_file.default", "torch.ops.aten._print.default", "os.system", "builtins.eval", "torch.load",
-        "torch.hub.load", "math.__loader__", "_operator.call", "torch.ops.mylib.evil.default", "torch.ops.higher_order.cond",
-        "#custom:thing", "torch.ops.aten.add", "torch.ops.aten.__init__.default", "torch.ops.aten.relu.default.__globals__",
-    ],
+    [ "torch.ops.aten.from_file.default", "torch.ops.aten._print.default", "os.system", "builtins.eval", "torch.load", "torch.hub.load", "math.__loader__", "_operator.call", "torch.ops.mylib.evil.default", "torch.ops.higher_order.cond", "#custom:thing", "torch.ops.aten.add", "torch.ops.aten.__init__.default", "torch.ops.aten.relu.default.__globals__", ],
 )  # fmt: skip
 def test_foreign_operators_are_refused(target, saved, tmp_path):
     """Neither converted nor run by the reference: only overloads of aten and prims that compute."""
@@ -342,7 +338,7 @@ def test_older_layouts(saved, tmp_path):
 
 
 def test_several_models_in_one_file(saved, tmp_path):
-    entries, module = saved
+    entries, _ = saved
     renamed = {k.replace("model.json", "b.json").replace("model_", "b_"): v for k, v in entries.items() if "model" in k}
     path = write(tmp_path / "m.pt2", {**entries, **renamed})
     assert load_pt2(path, model="b").nodes == load_pt2(path).nodes
@@ -413,7 +409,7 @@ def test_a_region_under_autocast_says_what_to_do(tmp_path):
 
 
 def test_structures_of_classes_that_are_not_here(saved, tmp_path):
-    """A registered class with named fields comes out as a dict of them, one without as a tuple; no class is imported."""
+    """A registered class with named fields comes out as a dict, one without as a tuple; no class is imported."""
     entries, module = saved
     leaf = {"type": None, "context": None, "children_spec": []}
 

@@ -93,7 +93,7 @@ def floor_divide(e: Emitter, self: Operand, other: Operand, **_: Any) -> V:
 
 
 def truncate(e: Emitter, self: V, **_: Any) -> V:
-    return e.op("Mul", e.op("Sign", self), e.op("Floor", e.op("Abs", self))) if self.floating else self
+    return e.op("fusionreg::Trunc", self) if self.floating else self
 
 
 def remainder(e: Emitter, self: Operand, other: Operand, **_: Any) -> V:
@@ -137,29 +137,8 @@ def rounding(op: str) -> Any:
     return emit
 
 
-def rsqrt(e: Emitter, self: V, **_: Any) -> V:
-    return e.op("Reciprocal", e.op("Sqrt", e.cast(self, e.out.dtype)))
-
-
-def scaled_log(base: float) -> Any:
-    def emit(e: Emitter, self: V, **_: Any) -> V:
-        return e.op("Div", e.op("Log", e.cast(self, e.out.dtype)), e.number(math.log(base), e.out.dtype))
-
-    return emit
-
-
-def log1p(e: Emitter, self: V, **_: Any) -> V:
-    x = e.cast(self, e.out.dtype)
-    return e.op("Log", e.op("Add", x, e.number(1, x.dtype)))
-
-
-def expm1(e: Emitter, self: V, **_: Any) -> V:
-    x = e.cast(self, e.out.dtype)
-    return e.op("Sub", e.op("Exp", x), e.number(1, x.dtype))
-
-
-def exp2(e: Emitter, self: V, **_: Any) -> V:
-    return e.op("Pow", e.number(2, e.out.dtype), e.cast(self, e.out.dtype))
+def log10(e: Emitter, self: V, **_: Any) -> V:
+    return e.op("Div", e.op("Log", e.cast(self, e.out.dtype)), e.number(math.log(10.0), e.out.dtype))
 
 
 def erfc(e: Emitter, self: V, **_: Any) -> V:
@@ -262,6 +241,7 @@ TABLE = FrozenDict(
         **_overloads("remainder.Tensor remainder.Scalar", remainder),
         **_overloads("fmod.Tensor fmod.Scalar", fmod),
         **_overloads("pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar", power),
+        **_overloads("atan2.default arctan2.default", binary("fusionreg::Atan2")),
         **_overloads("maximum.default max.other", binary("Max", "Or")),
         **_overloads("minimum.default min.other", binary("Min", "And")),
         **{
@@ -287,18 +267,18 @@ TABLE = FrozenDict(
                 "reciprocal": "Reciprocal",
                 "sign": "Sign",
                 "sgn": "Sign",
+                "rsqrt": "fusionreg::Rsqrt",
+                "log1p": "fusionreg::Log1p",
+                "expm1": "fusionreg::Expm1",
+                "exp2": "fusionreg::Exp2",
+                "log2": "fusionreg::Log2",
             }.items()
         },
         **_overloads("floor.default", rounding("Floor")),
         **_overloads("ceil.default", rounding("Ceil")),
         **_overloads("round.default round.decimals", rounding("Round")),
         **_overloads("trunc.default fix.default", truncate),
-        **_overloads("rsqrt.default", rsqrt),
-        **_overloads("log2.default", scaled_log(2.0)),
-        **_overloads("log10.default", scaled_log(10.0)),
-        **_overloads("log1p.default", log1p),
-        **_overloads("expm1.default", expm1),
-        **_overloads("exp2.default", exp2),
+        **_overloads("log10.default", log10),
         **_overloads("erfc.default", erfc),
         **_overloads("square.default", square),
         **_overloads("eq.Tensor eq.Scalar", compare("Equal")),
