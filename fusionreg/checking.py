@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -117,37 +117,79 @@ def compare(
     worst_abs = worst_rel = 0.0
     status, reason = Status.PASSED, ""
     for name, want in expected.items():
-        got = outputs[name]
+        got = outputs.get(name)
+        if got is None:
+            return Verdict(Status.INCORRECT_SHAPE, f"{name}: missing — an output as the original has")
         if got.shape != want.shape:
             return Verdict(Status.INCORRECT_SHAPE, f"{name}: {got.shape} — expected {want.shape}")
         if got.dtype != want.dtype:
             return Verdict(Status.INCORRECT_DTYPE, f"{name}: {got.dtype} — expected {want.dtype}")
-        deviation, scale = _deviation(got, want)
-        worst_abs, worst_rel = max(worst_abs, deviation), max(worst_rel, deviation / scale)
-        ours, theirs, unfused = (_deviation(a[name], exact[name])[0] for a in (outputs, expected, chain))
-        allowed = 2 * max(theirs, unfused) + ulp * scale
-        found = ""
-        if not theirs <= reading * scale:
-            found = f"the original is {theirs:.3g} from float64 of the graph as read — at most {reading * scale:.3g}"
-        elif not ours <= allowed:
-            found = f"{ours:.3g} from float64 — at most {allowed:.3g}"
-        if found:
-            status, reason = Status.INCORRECT_NUMERICAL, f"{name}: {found}"
+        found = _distances(got, want, exact[name], chain[name])
+        worst_abs, worst_rel = max(worst_abs, found.apart), max(worst_rel, found.apart / found.scale)
+        allowed = 2 * max(found.theirs, found.unfused) + ulp * found.scale
+        limit = reading * found.scale
+        if not found.theirs <= limit:
+            status = Status.INCORRECT_NUMERICAL
+            reason = (
+                f"{name}: the original is {found.theirs:.3g} from float64 of the graph as read — at most {limit:.3g}"
+            )
+        elif not found.ours <= allowed:
+            status, reason = (
+                Status.INCORRECT_NUMERICAL,
+                f"{name}: {found.ours:.3g} from float64 — at most {allowed:.3g}",
+            )
     return Verdict(status, reason, worst_abs, worst_rel)
 
 
-def _deviation(a: Any, b: Any) -> tuple[float, float]:
-    """Largest difference, and the largest finite magnitude of ``b``; infinite where special values differ."""
-    if a.size == 0:
-        return 0.0, 1.0
-    if a.dtype.kind in "biuOSU" and b.dtype.kind in "biuOSU":
-        return (0.0 if np.array_equal(a, b) else math.inf), 1.0
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    special = ~np.isfinite(b)
-    scale = float(np.max(np.abs(b), where=~special, initial=0.0)) or 1.0
-    if not np.array_equal(a[special], b[special], equal_nan=True) or not np.isfinite(a[~special]).all():
-        return math.inf, scale
-    return float(np.max(np.abs(a - b), where=~special, initial=0.0)), scale
+class _Distances(NamedTuple):
+    """Largest differences over an output: of the fused model, the original and the chain from float64, and of the first
+    two from each other; ``scale`` is the largest magnitude. Infinite where special values differ."""
+
+    ours: float
+    theirs: float
+    unfused: float
+    apart: float
+    scale: float
+
+
+def _distances(got: Any, want: Any, exact: Any, chain: Any) -> _Distances:
+    """Special values, and all that is no float: the original's are those of float64 or, where a smaller float
+    overflowed or rounded on the way, those of the chain; the fused model's are those of the original or of float64.
+    Where the original overflowed and the fused model did not, it is held to float64."""
+    if exact.dtype.kind in "biuOSU":
+        number, scale = np.zeros(exact.shape, bool), 1.0
+    else:
+        got, want, exact, chain = (_floats(a) for a in (got, want, exact, chain))
+        number = np.isfinite(exact)
+        scale = float(np.max(np.abs(exact), where=number, initial=0.0)) or 1.0
+    strange = ~(number & _finite(want)) & ~_same(want, exact) & ~_same(want, chain)
+    wrong = ~(number & _finite(got)) & ~_same(got, want) & ~_same(got, exact)
+    return _Distances(
+        math.inf if wrong.any() else _apart(got, exact, number),
+        math.inf if strange.any() else _apart(want, exact, number),
+        _apart(chain, exact, number),
+        math.inf if wrong.any() else _apart(got, want, number),
+        scale,
+    )
+
+
+def _apart(a: Any, b: Any, number: Any) -> float:
+    """Largest difference among the elements that are numbers in both."""
+    both = number & _finite(a) & _finite(b)
+    return float(np.max(np.abs(a[both] - b[both]))) if both.any() else 0.0
+
+
+def _finite(a: Any) -> Any:
+    return np.isfinite(a) if a.dtype.kind == "f" else np.True_
+
+
+def _same(a: Any, b: Any) -> Any:
+    return np.asarray((a == b) | ((a != a) & (b != b)))
+
+
+def _floats(a: Any) -> Any:
+    """As float64, a complex number as two."""
+    return np.stack([a.real, a.imag], -1).astype(np.float64) if a.dtype.kind == "c" else a.astype(np.float64)
 
 
 def _narrowest(graph: Graph) -> str:
