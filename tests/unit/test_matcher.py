@@ -297,7 +297,7 @@ def test_failures_name_the_operator_found_and_wanted():
     net = Net()
     y = net.op("Softmax", net.op("Mul", net.input("x", "float32", (3, 4)), net.const(2.0)))
     failed = reasons(net.build([y]), softmax_bias())["Softmax_softmax", search.OPERATOR]
-    assert failed.found == "Mul" and failed.expected == "expected Add" and failed.node == "Mul_mul" and failed.depth == 1
+    assert (failed.found, failed.expected, failed.node, failed.depth) == ("Mul", "expected Add", "Mul_mul", 1)
 
 
 def test_matches_do_not_depend_on_the_order_of_fusions():
