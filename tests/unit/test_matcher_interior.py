@@ -8,6 +8,7 @@ from graphs import (
     FLOATS,
     Net,
     chain,
+    feeds,
     fused,
     fusion,
     gemm,
@@ -15,11 +16,13 @@ from graphs import (
     plan_of,
     quick_gelu,
     reasons,
+    run,
     sites,
     softmax_bias,
 )
 
 from fusionreg.core import legality
+from fusionreg.core.spec import AttributeSpec
 
 # --- P01, P02, P03: interior values that somebody else reads --------------------------------------------------------
 
@@ -266,3 +269,61 @@ def test_p31_twins_on_different_inputs_stay_apart():
     result = fused(graph, gemm())
     assert [n.inputs[0] for n in result.nodes] == ["x", "z"]
     assert [m.axes["M"] for m in plan_of(graph, gemm())] == [3, 5]
+
+
+# --- P08, P33, P35: operands that must survive, extents that change between calls ------------------------------------
+
+
+def attention(mask: bool):
+    scores = "Add(MatMul(q, k, transB=1), mask)" if mask else "MatMul(q, k, transB=1)"
+    return fusion(
+        "attn.masked" if mask else "attn.plain",
+        f"y = MatMul(Softmax({scores}, axis=-1), v)",
+        {"q": "T[S D]", "k": "T[R D]", "v": "T[R E]"} | ({"mask": "T[R] | T[S R]"} if mask else {}),
+        {"y": "T[S E]"},
+    )
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 4), None])
+def test_p08_a_mask_is_an_operand_of_the_call(shape):
+    net = Net()
+    q, k, v = (net.input(n, "float32", (4, 4)) for n in "qkv")
+    s = net.op("MatMul", q, k, transB=1)
+    if shape is not None:
+        s = net.op("Add", s, net.input("mask", "float32", shape))
+    graph = net.build([net.op("MatMul", net.op("Softmax", s), v)])
+    result = fused(graph, attention(True), attention(False))
+    (call,) = result.nodes
+    assert call.op == ("fused::attn.plain" if shape is None else "fused::attn.masked")
+    if shape is not None:
+        assert "mask" in call.inputs
+        given = feeds(graph)
+        hidden = given | {"mask": np.where(np.arange(4) < 2, 0, -1e4).astype("f4") * np.ones(shape, "f4")}
+        given["v"][2:] = hidden["v"][2:] = 1e3
+        assert np.abs(run(result, hidden)[result.outputs[0]]).max() < 10 < np.abs(run(result, given)["matmul_2"]).max()
+
+
+@pytest.mark.parametrize(("channels", "length", "fuses"), [(4, 4, True), (4, 2, False), (2, 2, True)])
+def test_p33_scale_per_channel_not_per_group(channels, length, fuses):
+    grouped = fusion(
+        "norm.group",
+        "y = Relu(GroupNormalization(x, s, b, num_groups=num_groups))",
+        {"x": "T[B C L]", "s": "T[C]", "b": "T[C]"},
+        {"y": "T[B C L]"},
+        attributes={"num_groups": AttributeSpec(type="int")},
+    )
+    net = Net()
+    x, s, b = net.input("x", "float32", (2, channels, 6)), net.weight((length,)), net.weight((length,))
+    net.node("GroupNormalization", [x, s, b], [_value("g", (2, channels, 6))], attrs={"num_groups": 2})
+    graph = net.build([net.op("Relu", "g")])
+    assert [m.attributes["num_groups"] for m in matches_of(graph, grouped)] == ([2] if fuses else [])
+
+
+def test_p35_one_fused_graph_serves_every_extent():
+    net = Net()
+    h = net.op("MatMul", net.input("x", "float32", ("B", "S", 4)), net.weight((4, 6)))
+    graph = net.build([net.op("Relu", net.op("Add", h, net.weight((6,))))])
+    result = fused(graph, gemm())
+    for extent in (7, 130, 1):
+        given = feeds(graph, {"B": 2, "S": extent})
+        np.testing.assert_array_equal(run(result, given)["relu"], run(graph, given)["relu"])
