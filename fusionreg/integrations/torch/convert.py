@@ -97,15 +97,14 @@ def convert(program: Program, ops: Vocabulary | None = None) -> Imported:
 
     results: list[Result] = []
     writes: list[Write] = []
-    for spec in pure.outputs:
-        value = e.env[spec.value.name] if isinstance(spec.value, Ref) else spec.value
-        if spec.kind == "user":
-            meta = pure.metas.get(spec.value.name) if isinstance(spec.value, Ref) else None
+    for made in pure.outputs:
+        value = e.env[made.value.name] if isinstance(made.value, Ref) else made.value
+        if made.kind == "user":
+            meta = pure.metas.get(made.value.name) if isinstance(made.value, Ref) else None
             known = not isinstance(value, V)
             results.append(Result(value=value) if known else Result(output(value), number=isinstance(meta, NumberMeta)))
         else:
-            target = spec.target
-            writes.append(Write(spec.kind, target, output(value)))
+            writes.append(Write(made.kind, made.target, output(value)))
     return Imported(e.build(values), program, states, tuple(results), tuple(writes))
 
 

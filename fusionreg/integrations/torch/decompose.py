@@ -63,7 +63,7 @@ def _trace(call: Call, names: list[str], metas: list[Any], e: Emitter, advice: s
 
     examples = [torch.empty(m.shape, dtype=schemas.torch_dtype(m.dtype), device="cpu") for m in metas]  # never touched
     try:
-        return make_fx(run, decomposition_table=core_aten_decompositions(), tracing_mode="fake")(*examples)
+        return make_fx(run, decomposition_table=dict(core_aten_decompositions()), tracing_mode="fake")(*examples)
     except Exception as error:  # whatever torch raises on an operator it cannot trace
         if _random(call.target):
             raise e.refuse("an operator that draws random numbers", "a deterministic model", _EVAL) from error

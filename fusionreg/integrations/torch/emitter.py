@@ -234,15 +234,13 @@ class Emitter:
         empty = any(d == 0 for d in shape)
         if empty and all(isinstance(d, int) for d in shape):
             return self.op("Reshape", x, self.ints([d for d in shape if isinstance(d, int)]), allowzero=1, shape=shape)
-        if len(holes) <= 1 and not empty:
-            fixed = [-1 if i in holes else int(d) for i, d in enumerate(wanted) if isinstance(d, int) or i in holes]
+        if empty:
+            return self.op("Reshape", x, self.ints(items), allowzero=1, shape=shape)
+        if len(holes) <= 1:
+            fixed = [-1 if i in holes or not isinstance(d, int) else d for i, d in enumerate(wanted)]
             return self.op("Reshape", x, self.ints(fixed), shape=shape)
-        return self.op(
-            "Reshape",
-            x,
-            self.ints([d if not isinstance(i, V) else i for i, d in zip(items, wanted, strict=True)]),
-            shape=shape,
-        )
+        mixed = [i if isinstance(i, V) else d for i, d in zip(items, wanted, strict=True)]
+        return self.op("Reshape", x, self.ints(mixed), shape=shape)
 
     def transpose(self, x: V, perm: Sequence[int]) -> V:
         """``x`` with its axes permuted; ``x`` itself for the identity."""

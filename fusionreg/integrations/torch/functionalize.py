@@ -79,7 +79,7 @@ class _Functionalizer:
 
     def _call(self, call: Call) -> None:
         current = self._current(tuple(call.args.values()))
-        args = FrozenDict({k: substitute(v, current) for k, v in call.args.items()})
+        args: FrozenDict[str, Any] = FrozenDict({k: substitute(v, current) for k, v in call.args.items()})
         if not _writes(call):
             self.calls.append(Call(call.target, args, call.outputs, call.source))
             self._note_view(call)
@@ -166,7 +166,9 @@ class _Functionalizer:
         for new, old in zip(results, view.call.outputs, strict=True):
             if new:
                 self.metas[new] = self.metas[old]
-        args = FrozenDict({k: substitute(v, {view.base: base}) for k, v in view.call.args.items()})
+        args: FrozenDict[str, Any] = FrozenDict(
+            {k: substitute(v, {view.base: base}) for k, v in view.call.args.items()}
+        )
         self.calls.append(Call(view.call.target, args, results, view.call.source))
         self.latest[name], self.seen[name] = results[view.index], now
         return results[view.index]

@@ -101,7 +101,7 @@ def _strided(buffer: bytearray, meta: Mapping[str, Any]) -> torch.Tensor:
     if not all(isinstance(d, int) and d >= 0 for d in (*shape, *strides, offset)):
         raise ValueError(f"shape {shape}, strides {strides}, offset {offset}")
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty([int(d) for d in shape], dtype=dtype)
     last = int(offset) + sum((int(d) - 1) * int(s) for d, s in zip(shape, strides, strict=True))
     size = torch.empty(0, dtype=dtype).element_size()
     if (last + 1) * size > len(buffer):

@@ -106,7 +106,8 @@ class _Reader:
         inputs = tuple(self._input(spec, weights) for spec in signature["input_specs"])
         self._nodes(graph["nodes"], {})
         outputs = tuple(self._output(spec) for spec in signature["output_specs"])
-        root = next((e for e in module["module_call_graph"] if e["fqn"] == ""), {}).get("signature") or {}
+        roots = [entry["signature"] for entry in module["module_call_graph"] if entry["fqn"] == ""]
+        root: Mapping[str, Any] = roots[0]
         calling = structure.from_json(root["in_spec"], self.whom)
         result = structure.from_json(root["out_spec"], self.whom)
         users = sum(i.kind in ("user", "literal") for i in inputs)

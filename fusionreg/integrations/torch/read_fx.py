@@ -141,7 +141,7 @@ class _Reader:
             bound = schemas.bind(target, args, kwargs)
         else:
             bound = dict(zip(POSITIONS, (*args, *kwargs.values()), strict=False))
-        values = node.meta.get("val")
+        values: Any = node.meta.get("val")
         several = isinstance(values, list | tuple)
         metas = [meta_of(v) for v in values] if several else ([] if values is None else [meta_of(values)])
         names = tuple(self.fresh(f"{node.name}_{i}" if several else node.name) for i in range(len(metas)))

@@ -145,7 +145,12 @@ def test_argument_structures_import_nothing(saved, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "target",
-    [ "torch.ops.aten.from_file.default", "torch.ops.aten._print.default", "os.system", "builtins.eval", "torch.load", "torch.hub.load", "math.__loader__", "_operator.call", "torch.ops.mylib.evil.default", "torch.ops.higher_order.cond", "#custom:thing", "torch.ops.aten.add", "torch.ops.aten.__init__.default", "torch.ops.aten.relu.default.__globals__", ],
+    [
+        "torch.ops.aten.from_file.default", "torch.ops.aten._print.default", "os.system", "builtins.eval",
+        "torch.load", "torch.hub.load", "math.__loader__", "_operator.call", "torch.ops.mylib.evil.default",
+        "torch.ops.higher_order.cond", "#custom:thing", "torch.ops.aten.add", "torch.ops.aten.__init__.default",
+        "torch.ops.aten.relu.default.__globals__",
+    ],
 )  # fmt: skip
 def test_foreign_operators_are_refused(target, saved, tmp_path):
     """Neither converted nor run by the reference: only overloads of aten and prims that compute."""

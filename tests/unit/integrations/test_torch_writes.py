@@ -100,7 +100,8 @@ def expanded(x, w, b):
 
 
 CASES = [
-    after_product, before_bias, weight_in_place, through_alias, written_later, copied_back, view_of_view, pieces, expanded,
+    after_product, before_bias, weight_in_place, through_alias, written_later, copied_back, view_of_view, pieces,
+    expanded,
 ]  # fmt: skip
 
 

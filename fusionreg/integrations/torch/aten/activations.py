@@ -102,7 +102,7 @@ def dropout(e: Emitter, input: V, p: float, train: bool | None, **_: Any) -> V |
     return input
 
 
-TABLE = FrozenDict(
+TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         "aten.relu.default": plain("Relu"),
         "aten.relu6.default": relu6,

@@ -117,7 +117,7 @@ def safe_softmax(e: Emitter, self: V, dim: int, dtype: Any = None, **_: Any) -> 
     return e.op("Where", dead, e.number(0, x.dtype), e.op("Softmax", x, axis=-1 if axis == x.rank - 1 else axis))
 
 
-TABLE = FrozenDict(
+TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         "aten.scaled_dot_product_attention.default": attention,
         "aten._safe_softmax.default": safe_softmax,

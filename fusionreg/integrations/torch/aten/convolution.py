@@ -181,7 +181,7 @@ def adaptive_avg_pool(n: int) -> Any:
         for i, (size, want) in enumerate(pairs):
             axis = self.rank - n + i
             last = (*[a for a in range(y.rank) if a != axis], axis)
-            back = sorted(range(y.rank), key=lambda a, last=last: last[a])
+            back = [last.index(a) for a in range(y.rank)]
             y = e.transpose(e.op("MatMul", e.transpose(y, last), e.const(_averages(size, want), self.dtype)), back)
         return y
 
@@ -279,4 +279,4 @@ def _table() -> dict[str, Any]:
     return table
 
 
-TABLE = FrozenDict(_table())
+TABLE: FrozenDict[str, Any] = FrozenDict(_table())

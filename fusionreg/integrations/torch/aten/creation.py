@@ -102,7 +102,7 @@ def tri_indices(lower: bool) -> Any:
     return emit
 
 
-TABLE = FrozenDict(
+TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         "aten.full.default": full,
         "aten.zeros.default": fill_of(0),

@@ -87,7 +87,8 @@ def index_put(e: Emitter, self: V, indices: Sequence[V | None], values: V, accum
     updates = e.cast(values, self.dtype)
     if updates.shape != shape:
         updates = e.op("Expand", updates, e.ints(sizes), shape=shape)
-    return e.op("ScatterND", self, where, updates, **({"reduction": "add"} if accumulate else {}), shape=self.shape)
+    settings: dict[str, Any] = {"reduction": "add"} if accumulate else {}
+    return e.op("ScatterND", self, where, updates, shape=self.shape, **settings)
 
 
 def scatter(
@@ -109,7 +110,7 @@ def scatter(
         ends = e.ints([e.size(index, i) for i in range(index.rank)])
         src = e.op("Slice", src, e.ints([0] * index.rank), ends, e.ints(range(index.rank)), shape=index.shape)
     kind = names[reduce]
-    extra = {} if kind == "none" else {"reduction": kind}
+    extra: dict[str, Any] = {} if kind == "none" else {"reduction": kind}
     return e.op("ScatterElements", self, index, e.cast(src, self.dtype), axis=self.axis(dim), **extra)
 
 
@@ -140,7 +141,7 @@ def index_copy(e: Emitter, self: V, dim: int, index: V, source: V, **_: Any) -> 
     return _slices(e, self, self.axis(dim), index, e.cast(source, self.dtype), {})
 
 
-def _slices(e: Emitter, x: V, axis: int, index: V, src: V, settings: dict[str, str]) -> V:
+def _slices(e: Emitter, x: V, axis: int, index: V, src: V, settings: dict[str, Any]) -> V:
     order = [axis, *(i for i in range(x.rank) if i != axis)]
     first = e.transpose(x, order)
     done = e.op(
@@ -170,7 +171,7 @@ def tri(upper: int) -> Any:
     return emit
 
 
-TABLE = FrozenDict(
+TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         "aten.embedding.default": embedding,
         "aten.index_select.default": index_select,

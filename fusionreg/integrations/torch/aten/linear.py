@@ -12,7 +12,7 @@ from .pointwise import combine
 
 def product(e: Emitter, a: V, b: V, trans_b: bool = False) -> V:
     """``a @ b`` (``a @ bᵀ`` with ``trans_b``), transposed operands read through flags."""
-    flags: dict[str, int] = {}
+    flags: dict[str, Any] = {}
     if a.rank >= 2 and b.rank >= 2:
         a, flip_a = untransposed(a)
         b, flip_b = untransposed(b)
@@ -102,9 +102,8 @@ def einsum(e: Emitter, equation: str, tensors: tuple[V, ...], **_: Any) -> V:
     b = _grouped(e, tensors[1], right, batch, inner, columns, extents)
     y = product(e, a, b)
     order = batch + rows + columns
-    y = e.reshape(
-        y, [extents[c] if isinstance(extents[c], int) else -1 for c in order], tuple(extents[c] for c in order)
-    )
+    shape = tuple(extents[c] for c in order)
+    y = e.reshape(y, [d if isinstance(d, int) else -1 for d in shape], shape)
     return e.transpose(y, [order.index(c) for c in result])
 
 
@@ -122,7 +121,7 @@ def _grouped(e: Emitter, x: V, labels: str, batch: list[str], first: list[str], 
     return e.reshape(y, target, tuple(shape))
 
 
-TABLE = FrozenDict(
+TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         "aten.matmul.default": matmul,
         "aten.mm.default": mm,

@@ -117,11 +117,7 @@ def batch_norm(
     """With running statistics in inference: BatchNormalization. Otherwise the batch's own, spelled out."""
     dtype = _wide(e, input, weight, bias, running_mean, running_var)
     x = e.cast(input, dtype)
-    channels = (
-        [int(d) for d in (running_mean or weight or bias).shape]
-        if (running_mean or weight or bias)
-        else [_channels(e, x)]
-    )
+    channels = [_channels(e, x)]
     scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, channels)
     shift = e.cast(bias, dtype) if bias is not None else e.const(0, dtype, channels)
     if not training and running_mean is not None and running_var is not None:
@@ -218,7 +214,7 @@ def _blend(e: Emitter, old: V, new: V, momentum: float) -> V:
     return e.op("Add", kept, e.op("Mul", e.cast(new, old.dtype), e.number(momentum, old.dtype)))
 
 
-TABLE = FrozenDict(
+TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         "aten.layer_norm.default": layer_norm,
         "aten.native_layer_norm.default": layer_norm,

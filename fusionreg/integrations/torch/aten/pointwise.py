@@ -230,7 +230,7 @@ def _overloads(names: str, emit: Any) -> dict[str, Any]:
     return {f"aten.{name}": emit for name in names.split()}
 
 
-TABLE = FrozenDict(
+TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         **_overloads("add.Tensor add.Scalar", binary("Add", "Or")),
         **_overloads("sub.Tensor sub.Scalar", binary("Sub")),

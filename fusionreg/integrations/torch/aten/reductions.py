@@ -186,7 +186,7 @@ def _overloads(names: str, emit: Any) -> dict[str, Any]:
     return {f"aten.{name}": emit for name in names.split()}
 
 
-TABLE = FrozenDict(
+TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         **_overloads("mean.default mean.dim", mean),
         **_overloads("sum.default sum.dim_IntList", reduce("ReduceSum")),

@@ -160,7 +160,7 @@ def split(
     if len(sizes) == 1:
         return (self,)
     given = list(split_sizes) if split_sizes is not None else [None] * len(sizes)
-    wanted = [s if isinstance(s, int) else g for s, g in zip(sizes, given, strict=True)]
+    wanted: list[Any] = [s if isinstance(s, int) else g for s, g in zip(sizes, given, strict=True)]
     if any(w is None for w in wanted):
         total, n = e.size(self, axis), len(sizes)
         part = split_size
@@ -266,14 +266,8 @@ def pixel_unshuffle(e: Emitter, self: V, downscale_factor: int, **_: Any) -> V:
     n, c, h, w = self.shape
     split_h = h // r if isinstance(h, int) else f"{h}//{r}"
     split_w = w // r if isinstance(w, int) else f"{w}//{r}"
-    sizes = [
-        e.size(self, 0),
-        e.size(self, 1),
-        split_h if isinstance(h, int) else -1,
-        r,
-        split_w if isinstance(w, int) else -1,
-        r,
-    ]
+    rows, columns = (d if isinstance(d, int) else -1 for d in (split_h, split_w))
+    sizes = [e.size(self, 0), e.size(self, 1), rows, r, columns, r]
     x = e.reshape(self, sizes, (n, c, split_h, r, split_w, r))
     x = e.transpose(x, (0, 1, 3, 5, 2, 4))
     return e.reshape(x, [d if isinstance(d, int) else -1 for d in e.out.shape], e.out.shape)
@@ -312,7 +306,8 @@ def _cuts(start: Any, end: Any, step: int) -> bool:
 
 def select_scatter(e: Emitter, self: V, src: V, dim: int, index: Any, **_: Any) -> V:
     axis = self.axis(dim)
-    at = index % self.shape[axis] if isinstance(index, int) and isinstance(self.shape[axis], int) else index
+    extent = self.shape[axis]
+    at = index % extent if isinstance(index, int) and isinstance(extent, int) else index
     first = e.transpose(self, [axis, *(i for i in range(self.rank) if i != axis)])
     done = e.op(
         "ScatterND",
@@ -336,7 +331,7 @@ def _overloads(names: str, emit: Any) -> dict[str, Any]:
     return {f"aten.{name}": emit for name in names.split()}
 
 
-TABLE = FrozenDict(
+TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         **_overloads(
             "alias.default clone.default contiguous.default detach.default lift_fresh_copy.default lift_fresh.default "

@@ -102,7 +102,7 @@ def item(e: Emitter, self: V, **_: Any) -> V:
     raise e.refuse("a number read out of a tensor", "control by shapes alone", "Keep the value a tensor in the model")
 
 
-TABLE = FrozenDict(
+TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         "aten.sym_size.int": size,
         "aten.size.int": size,
