@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .conformance import cases, coverage
 from .errors import FusionregError, ModelError
-from .problem import select
+from .problem import combinations
 from .render import render
 from .report import Report, Status
 from .targets import SHIPPED, accepts, target
@@ -76,13 +76,14 @@ def digest(entry: FusionEntry, kernel: KernelEntry) -> str:
     base = cases.base_axes(entry)
     for name in [t for t in SHIPPED if any(accepts(d, target(t)) for d in spec.targets)]:
         plain, further, _ = coverage.rows(entry, kernel, base, name, None)
-        for trial in (*plain, *further):
+        for i, trial in enumerate((*plain, *further)):
             problem = coverage.problem_of(entry, trial, name)
             assert problem is not None, "coverage only makes rows that the fusion admits"
-            chosen = next(c for c in select(entry, problem, pending=True).accepted if c.kernel is kernel)
-            source = render(entry, kernel, problem, chosen.params)
-            parts += [stripped(source.text), source.options, [(a.kind, a.name, a.ctype) for a in source.arguments]]
-            parts.append(asdict(chosen.launch))
+            variants = list(combinations(kernel, problem))  # all of them once per dtype, the defaults for other rows
+            for chosen in variants if i < len(plain) else variants[:1]:
+                source = render(entry, kernel, problem, chosen.params)
+                parts += [stripped(source.text), source.options, [(a.kind, a.name, a.ctype) for a in source.arguments]]
+                parts.append(asdict(chosen.launch))
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=list).encode()).hexdigest()
 
 

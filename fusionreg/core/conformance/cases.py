@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SpecError
 from ..frozen import FrozenDict
+from ..pattern_graph import Input
+from ..problem import combinations
 from ..spec import Case
 from . import coverage, values
 from .trial import Trial
@@ -32,10 +35,16 @@ def base_axes(entry: FusionEntry) -> FrozenDict[str, int]:
     return FrozenDict({axis: 16 * (i + 2) for i, axis in enumerate(entry.axes)})
 
 
-def tile_of(kernel: KernelEntry, axis: str) -> int | None:
-    """The tile extent of an axis: the kernel's param ``B<axis>`` at its default, where it has one."""
-    found = kernel.spec.params.get(f"B{axis}", (None,))[0]
+def tile_of(params: Mapping[str, Any], axis: str) -> int | None:
+    """The tile extent of an axis: the kernel's param ``B<axis>``, where it has one."""
+    found = params.get(f"B{axis}")
     return found if type(found) is int else None
+
+
+def parameters(entry: FusionEntry, kernel: KernelEntry, row: Trial, target: str) -> list[FrozenDict[str, Any]]:
+    """Every valid combination of the kernel's tunable parameters on ``row``, defaults first."""
+    problem = coverage.problem_of(entry, row, target)
+    return [] if problem is None else [c.params for c in combinations(kernel, problem)]
 
 
 def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent = "all") -> tuple[Trial, ...]:
@@ -50,21 +59,29 @@ def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent =
     plain, further, refused = coverage.rows(entry, kernel, base, target, QUICK_ROWS if quick else None)
     found: list[Trial] = [row.with_(f"{row.dtype}-base") for row in refused]
     turn = zlib.crc32(kernel.key.encode()) % max(len(plain), 1) if quick else 0
+    defaults: list[Trial] = []
     for i, row in enumerate(plain):
-        made = [*_shapes(entry, kernel, row, quick), *_values(entry, row, quick), *_layouts(entry, row, quick)]
+        default, *others = parameters(entry, kernel, row, target)
+        row = row.with_(row.name, params=default)
+        defaults.append(row)
+        made = [*_shapes(entry, row, quick), *_values(entry, row, quick), *_layouts(entry, row, quick)]
         if quick and i != turn:  # the other dtypes share the kernel's indices; their numbers are their own
             made = [t for t in made if t.name in ("base", "tails") or t.values]
+        elif quick and others:
+            others = [others[zlib.crc32(kernel.key.encode()) % len(others)]]
+        if i == turn or not quick:
+            made += [t for params in others for t in _tiles(row, params, quick)]
         found += [t.with_(f"{row.dtype}-{t.name}") for t in made]
     for i, row in enumerate(further):
         words = [*row.choices.values(), *(f"{k}{v}" for k, v in row.attributes.items())]
         words += [f"{k}.{v}" for k, v in row.forms.items()] + [f"no_{n}" for n in row.absent]
         tag = "-".join([row.dtype, *words])
+        axes = {a: e + 8 for a, e in base.items()}
         for name in ("special",) if quick and i else _FEW:
-            found.append(
-                row.with_(f"{tag}-{name}", axes={a: e + 8 for a, e in base.items()}, values=_every(entry, name))
-            )
+            found.append(row.with_(f"{tag}-{name}", axes=axes, values=_every(entry, name)))
+        found.append(row.with_(f"{tag}-sweep", axes=axes, values=_swept(entry)))
     for case in entry.cases:
-        found += _declared(entry, case, plain, base, target)
+        found += _declared(entry, case, defaults, base, target)
     return tuple(t for t in found if coverage.problem_of(entry, t, target) is not None)
 
 
@@ -72,7 +89,27 @@ def _every(entry: FusionEntry, name: str) -> FrozenDict[str, str]:
     return FrozenDict(dict.fromkeys(entry.inputs, name))
 
 
-def _shapes(entry: FusionEntry, kernel: KernelEntry, row: Trial, quick: bool) -> list[Trial]:
+def _tiles(row: Trial, params: FrozenDict[str, Any], quick: bool) -> list[Trial]:
+    """Tails and more tiles than one, at other parameters than the default ones."""
+    tag = ".".join(f"{k}{v}" for k, v in params.items())
+    found = []
+    for name, times, more in (("tails", 1, 8), ("odd", 1, 1), ("long", 6, 8)):
+        if name == "tails" or not quick:
+            axes = {a: times * min(tile_of(params, a) or 32, 64 if times > 1 else 256) + more for a in row.axes}
+            found.append(row.with_(f"{tag}-{name}", axes=axes, params=params))
+    return found
+
+
+def _swept(entry: FusionEntry) -> dict[str, str]:
+    """The first input sweeps; what is added to it is zero, everything else one."""
+    found: dict[str, str] = {}
+    for name in entry.inputs:
+        added = any(Input(name) in s.operands and set(s.ops) & {"Add", "Sub"} for s in entry.patterns[0].steps)
+        found[name] = "zeros" if added else "ones"
+    return {**found, next(iter(entry.inputs)): "sweep"}
+
+
+def _shapes(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
     """Edges of every axis alone, then of all together, and of the leading axes."""
     base = row.axes
     found = [row.with_("base")]
@@ -81,7 +118,7 @@ def _shapes(entry: FusionEntry, kernel: KernelEntry, row: Trial, quick: bool) ->
         found.append(row.with_(name, axes=axes, **changes))
 
     for axis in base:
-        tile = tile_of(kernel, axis)
+        tile = tile_of(row.params, axis)
         edges = [0, 1, tile - 1, tile + 1, tile + 8] if tile else [0, 1, 33]
         if not quick:
             edges += [2, 3, tile, tile - 8, 2 * tile + 8] if tile else [2, 3, 31, 32, 127, 129, 255, 256, 257, 1025]
@@ -91,8 +128,8 @@ def _shapes(entry: FusionEntry, kernel: KernelEntry, row: Trial, quick: bool) ->
             add(f"{axis}={extent}", {axis: extent})
     add("ones", dict.fromkeys(base, 1))
     add("square", dict.fromkeys(base, 48))
-    add("odd", {a: (tile_of(kernel, a) or 32) + 1 for a in base})
-    add("tails", {a: (tile_of(kernel, a) or 32) + 8 for a in base})
+    add("odd", {a: (tile_of(row.params, a) or 32) + 1 for a in base})
+    add("tails", {a: (tile_of(row.params, a) or 32) + 8 for a in base})
     if any(t.leading for t in entry.inputs.values()):
         few = dict.fromkeys(base, 8)
         for leading in ((2, 3), (0,)) if quick else ((2, 3), (0,), (1,), (3, 1, 2), (3, 0)):
@@ -103,7 +140,8 @@ def _shapes(entry: FusionEntry, kernel: KernelEntry, row: Trial, quick: bool) ->
 def _values(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
     """The first input from each generator, then all inputs: a NaN in every operand leaves little to compare."""
     first, *rest = (n for n in entry.inputs if n not in row.absent)
-    found = []
+    overflow = {first: "positive_large", **{n: "0.001" if i else "positive_large" for i, n in enumerate(rest)}}
+    found = [row.with_("overflow", values=overflow)]  # of what a chain holds between two operators, not of the result
     for name in _QUICK_VALUES if quick else _ALL_VALUES:
         alone = {first: name, **dict.fromkeys(rest, "ones" if name in ("cancel", "denormal") else "normal")}
         found.append(row.with_(f"{name}-{first}", values=alone))

@@ -71,16 +71,13 @@ def pooled(errors: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> np.ndar
     if not errors[0].size:
         return errors[0]
     width = errors[0].shape[-1] if errors[0].ndim else 1
-    finite = [np.where(np.isfinite(e), e, 0.0).reshape(-1, width) for e in errors]
-    with np.errstate(invalid="ignore"):
-        sizes = [np.abs(np.where(np.isfinite(x), x, 0.0)).reshape(-1, width).max(axis=1) for x in exact]
-    worst = [e.max(axis=1) for e in finite]
-    ratios = np.concatenate(
-        [np.divide(w, s, out=np.zeros_like(w), where=s > 0) for w, s in zip(worst, sizes, strict=True)]
-    )
+    worst = [np.where(np.isfinite(e), e, 0.0).reshape(-1, width).max(axis=1) for e in errors]
+    largest = [np.abs(np.where(np.isfinite(x), x, 0.0)).reshape(-1, width).max(axis=1) for x in exact]
+    pairs = zip(worst, largest, strict=True)
+    ratios = np.concatenate([np.divide(w, s, out=np.zeros_like(w), where=s > 0) for w, s in pairs])
     shown = ratios[ratios > 0]
     usual = min(shown.max(), UNUSUAL * float(np.median(shown))) if shown.size else 0.0
-    allowed = np.maximum(worst[0], usual * sizes[0])
+    allowed = np.maximum(worst[0], usual * largest[0])
     return np.broadcast_to(allowed[:, None], (allowed.size, width)).reshape(errors[0].shape)
 
 

@@ -9,8 +9,8 @@ from .execute import Executor
 DEVICES = ("auto", "sim", "cuda")
 
 
-def executor_for(device: str, cache: Cache | None = None) -> Executor:
-    """The executor of a device word. ``auto`` is the GPU where there is one, else the simulator.
+def executor_for(device: str, cache: Cache | None = None, *, ahead: bool = True) -> Executor:
+    """The executor of a device word. ``auto`` is the GPU where there is one, else the simulator; ``ahead`` as there.
 
     Raises:
         ArgumentError: for an unknown word.
@@ -28,4 +28,4 @@ def executor_for(device: str, cache: Cache | None = None) -> Executor:
                 raise
     from .simulated import SimExecutor
 
-    return SimExecutor(cache)
+    return SimExecutor(cache, ahead=ahead)

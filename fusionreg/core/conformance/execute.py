@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ArgumentError, CompileError, FusionregError, MissingDependencyError, RenderError
 from ..ops import Vocabulary
-from ..problem import Problem, bind, select
+from ..problem import Problem, bind, combinations, select
 from ..problem.selection import Candidate
 from ..render import KernelSource, render
 from ..report import Evaluation, Status
@@ -87,6 +87,11 @@ def prepare(
         if chosen is None:
             reason = next((r.reason for r in selection.refused if r.kernel is kernel), "it is not in the registry")
             return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, reason)
+        if trial.params:
+            chosen = next((c for c in combinations(kernel, problem) if c.params == trial.params), None)
+            if chosen is None:
+                reason = f"parameters {dict(trial.params)} are not valid here"
+                return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, reason)
         source = render(entry, kernel, problem, chosen.params)
     except ArgumentError as e:
         return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, str(e))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..registry import Catalog
 
 #: Trials a mutant may survive before it counts as surviving.
-PATIENCE = 40
+PATIENCE = 100
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def run_mutants(
     executor: Executor | None = None,
 ) -> tuple[Verdict, ...]:
     """Tries every mutant of the named fusions' kernels until a case fails it."""
-    on = executor or executor_for(device, cache)
+    on = executor or executor_for(device, cache, ahead=False)
     entries = [catalog[n] for n in names] if names else list(catalog.fusions.values())
     found: list[Verdict] = []
     for entry in entries:
@@ -202,7 +202,7 @@ def _try(
     for job in _changed(mutant, jobs):
         tried += 1
         on = _Replaced(executor, mutant.launch) if mutant.launch else executor
-        outcome = execute(job, on, ops)
+        outcome = execute(job, on, ops, stress=mutant.launch is None)
         if outcome.status.failed:
             return Verdict(mutant.name, entry.name, kernel.name, outcome, tried)
         if tried == PATIENCE:

@@ -1,9 +1,13 @@
-"""The two references of a trial: the pattern in float64, and the unfused chain at the trial's dtypes. Floor 7."""
+"""The two references of a trial: the pattern in float64, and the unfused chain at the trial's dtypes. Floor 7.
+
+The chain's products are summed in index order, one rounding per term (:func:`in_order`): NumPy leaves the order to the
+machine's BLAS, and the same kernel would pass on one machine and fail on another.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,9 +68,22 @@ def reference(entry: FusionEntry, trial: Trial, arrays: Mapping[str, np.ndarray]
 def _both(graph: Graph, arrays: Mapping[str, np.ndarray], ops: Vocabulary):
     given = {name: np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape) for name in graph.inputs}
     backend = numpy_backend()
+    ordered = replace(backend, table={**backend.table, "matmul": in_order})
     exact = evaluate(graph, given, ops=ops, backend=backend, mode="exact")
-    chain = evaluate(graph, given, ops=ops, backend=backend, mode="step")
+    chain = evaluate(graph, given, ops=ops, backend=ordered, mode="step")
     return {k: np.asarray(v) for k, v in exact.items()}, {k: np.asarray(v) for k, v in chain.items()}
+
+
+def in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """``a @ b``; float32 sums run over k in order, each step one fused multiply-add, as a plain CUDA loop does it."""
+    if a.dtype != np.float32 or b.dtype != np.float32 or a.ndim < 2 or b.ndim < 2:
+        return np.matmul(a, b)
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)  # products of two float32 are exact
+    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    total = np.zeros((*shape, a.shape[-2], b.shape[-1]), np.float32)
+    for k in range(a.shape[-1]):
+        total = (wide_a[..., :, k, None] * wide_b[..., k, None, :] + total).astype(np.float32)
+    return total
 
 
 def _error(chain: np.ndarray, exact: np.ndarray) -> np.ndarray:

@@ -30,8 +30,9 @@ class SimExecutor:
     target = SIMULATED
     facts = EMPTY
 
-    def __init__(self, cache: Cache | None = None) -> None:
-        self._cache = cache
+    def __init__(self, cache: Cache | None = None, *, ahead: bool = True) -> None:
+        """``ahead``: compile the instrumented build together with the plain one, not when :meth:`stress` needs it."""
+        self._cache, self._ahead = cache, ahead
         self._codes: dict[str, Any] = {}
         self._locks: dict[str, Lock] = {}
         self._lock = Lock()
@@ -45,13 +46,16 @@ class SimExecutor:
         with self._lock:
             lock = self._locks.setdefault(source.digest, Lock())
             if not self._begun:
-                self._codes[source.digest] = simulator.compile(source, cache=self._cache, races=True)
+                self._codes[source.digest] = self._built(source)
                 self._begun = True
         with lock:
             found = self._codes.get(source.digest)
             if found is None:
-                found = self._codes[source.digest] = simulator.compile(source, cache=self._cache, races=True)
+                found = self._codes[source.digest] = self._built(source)
         return found
+
+    def _built(self, source: KernelSource) -> Any:
+        return simulator.compile(source, cache=self._cache, races=self._ahead)
 
     def launch(self, code: Any, job: Job, poison: float) -> Outputs:
         order = "forward" if np.isnan(poison) else "reverse"

@@ -42,6 +42,7 @@ class Trial:
         forms: input → index of its form, for inputs that have several.
         values: input → generator, ``normal`` where it is not named.
         layouts: input → layout, ``contiguous`` where it is not named.
+        params: the kernel's tunable parameters; empty takes those that dispatch would.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Trial:
     forms: FrozenDict[str, int] = EMPTY
     values: FrozenDict[str, str] = EMPTY
     layouts: FrozenDict[str, str] = EMPTY
+    params: FrozenDict[str, Any] = EMPTY
 
     @property
     def dtype(self) -> str:

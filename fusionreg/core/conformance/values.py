@@ -96,10 +96,25 @@ def positive_large(rng: np.random.Generator, shape: tuple[int, ...], kind: DType
     return np.full(shape, 256.0)
 
 
+#: Both tails of every activation, its turning points, and zeros of both signs.
+POINTS = (0.0, 0.5, 1.0, 1.7, 2.7, 4.0, 5.5, 8.0, 10.5, 11.0, 13.5, 15.0, 40.0, 88.0, 100.0, 1e4)
+
+
+def sweep(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
+    """The first element of every row is the next of :data:`POINTS`, of either sign; all others are zero.
+
+    With neutral other operands a row holds one function value, whose error no larger value of the row can hide.
+    """
+    values = np.zeros(shape)
+    if values.size:
+        rows = values.reshape(-1, shape[-1] if shape else 1)
+        rows[:, 0] = np.resize([s * p for p in POINTS for s in (1.0, -1.0)], rows.shape[0])
+    return values
+
+
 def saturating(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
-    """Spread over the whole range of activations: both tails, their turning points, and zeros of both signs."""
-    points = np.array([0.0, -0.0, 0.5, 2.7, 8.0, 10.5, 11.0, 13.5, 15.0, 40.0, 88.0, 100.0, 1e4])
-    return rng.choice(np.concatenate([points, -points]), shape)
+    """:data:`POINTS` of either sign, at random."""
+    return rng.choice(np.concatenate([POINTS, np.negative(POINTS)]), shape)
 
 
 def _sprinkled(*specials: float) -> Generator:
@@ -128,6 +143,7 @@ GENERATORS: Mapping[str, Generator] = FrozenDict(
     large=large,
     positive_large=positive_large,
     saturating=saturating,
+    sweep=sweep,
     nan=_sprinkled(np.nan),
     inf=_sprinkled(np.inf),
     special=_sprinkled(np.nan, np.inf, -np.inf, -0.0, 0.0),

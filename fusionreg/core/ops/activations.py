@@ -116,10 +116,13 @@ def erf(xp: Any, x: Any) -> Any:
 
 @_point("Gelu", cuda="approximate_tanh ? fr::gelu_tanh(x) : fr::gelu_erf(x)", approximate="none")
 def gelu(xp: Any, x: Any, *, approximate: str) -> Any:
-    """As ONNX Gelu: x/2 (1 + erf(x/√2)); approximate="tanh": x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+    """As ONNX Gelu: x/2 (1 + erf(x/√2)); approximate="tanh": x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
+
+    Computed as x/2 erfc(-x/√2) and x sigmoid(2 …): the sums would cancel for negative x, in float64 too.
+    """
     if approximate == "tanh":
-        return 0.5 * x * (1.0 + xp.ns.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
-    return 0.5 * x * (1.0 + xp.erf(x * math.sqrt(0.5)))
+        return x * sigmoid_of(xp, math.sqrt(8.0 / math.pi) * (x + 0.044715 * x * x * x))
+    return 0.5 * x * xp.erfc(x * -math.sqrt(0.5))
 
 
 @_point("Swish", cuda="x * fr::sigmoid(alpha * x)", alpha=1.0)

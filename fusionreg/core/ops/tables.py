@@ -5,6 +5,7 @@ from a module that is already imported (``sys.modules``), so nothing here import
 
 ======================  =================================================================================
 ``erf(x)``              the error function
+``erfc(x)``             1 - erf(x), accurate where that cancels
 ``fmod(a, b)``          remainder with the sign of ``a`` (C's ``fmod``), integers included
 ``matmul(a, b)``        NumPy's matmul, of integers too
 ``einsum(eq, *xs)``     Einstein summation
@@ -24,7 +25,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-NAMES = ("erf", "fmod", "matmul", "einsum", "take_along", "windows", "conv", "scatter")
+NAMES = ("erf", "erfc", "fmod", "matmul", "einsum", "take_along", "windows", "conv", "scatter")
 Table = Mapping[str, Callable[..., Any]]
 
 
@@ -32,7 +33,7 @@ def numpy_table() -> Table:
     """NumPy, with SciPy for erf."""
     import numpy as np
     from numpy.lib.stride_tricks import sliding_window_view
-    from scipy.special import erf
+    from scipy.special import erf, erfc
 
     def scatter(x: Any, index: Any, updates: Any, reduction: str) -> Any:
         x = x.copy()
@@ -46,6 +47,7 @@ def numpy_table() -> Table:
     windows = _windows_by(sliding_window_view)
     return _table(
         erf=erf,
+        erfc=erfc,
         fmod=np.fmod,
         matmul=np.matmul,
         einsum=np.einsum,
@@ -61,7 +63,7 @@ def cupy_table() -> Table:
     cupy = sys.modules["cupy"]
     from importlib import import_module
 
-    erf = import_module("cupyx.scipy.special").erf
+    special = import_module("cupyx.scipy.special")
     sliding = import_module("cupy.lib.stride_tricks").sliding_window_view
 
     def scatter(x: Any, index: Any, updates: Any, reduction: str) -> Any:
@@ -85,7 +87,8 @@ def cupy_table() -> Table:
 
     windows = _windows_by(sliding)
     return _table(
-        erf=erf,
+        erf=special.erf,
+        erfc=special.erfc,
         fmod=cupy.fmod,
         matmul=cupy.matmul,
         einsum=cupy.einsum,
@@ -134,6 +137,7 @@ def torch_table() -> Table:
 
     return _table(
         erf=torch.erf,
+        erfc=torch.special.erfc,
         fmod=torch.fmod,
         matmul=matmul,
         einsum=torch.einsum,

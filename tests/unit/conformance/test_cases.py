@@ -138,6 +138,17 @@ def test_generators_fill_every_dtype(name, kind):
     assert values.generate(name, (7,), (0, 5), kind).size == 0 and values.generate(name, (7,), (), kind).shape == ()
 
 
+def test_sweep_puts_one_point_into_every_row():
+    swept = values.generate("sweep", (1,), (2, 20, 5), "float32")
+    assert (swept[..., 1:] == 0).all() and {2.7, -2.7, -1e4} <= {round(float(v), 3) for v in swept[..., 0].ravel()}
+
+
+def test_neutral_operands_of_a_sweep(catalog):
+    entry = catalog["gemm.scale_bias"]
+    swept = next(t for t in derive(entry, entry.kernel("plain"), TARGET) if t.name.endswith("-sweep"))
+    assert dict(swept.values) == {"x": "sweep", "w": "ones", "scale": "ones", "bias": "zeros"}
+
+
 def test_special_generators_hold_what_they_promise():
     special = values.generate("special", (1,), (64,), "float16").astype(np.float64)
     assert np.isnan(special).sum() == 1 and np.isposinf(special).sum() == 1 and np.isneginf(special).sum() == 1

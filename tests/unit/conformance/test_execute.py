@@ -24,9 +24,9 @@ def judge(catalog, fake, name="float32-base", kernel="plain", **kwargs):
 
 @pytest.mark.parametrize("kernel", ["plain", "tensor_core"])
 def test_a_perfect_kernel_passes_every_case(catalog, fake, kernel):
-    report = run(catalog, [FUSION], executor=fake(), cases="all", kernels=[kernel])
+    report = run(catalog, [FUSION], executor=fake(), cases="quick", kernels=[kernel])
     assert report.ok, report.failures[:3]
-    assert report.counts["PASSED"] > 100
+    assert report.counts["PASSED"] > 30
     assert all(e.device == "fake" and e.target == "sm_90a" for e in report.evaluations)
 
 

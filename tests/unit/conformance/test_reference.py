@@ -1,0 +1,71 @@
+"""The references: float64 for values, the unfused chain for how wrong a kernel may be."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fusionreg.core.conformance import derive
+from fusionreg.core.conformance.reference import graph_of, in_order, reference
+
+
+def test_in_order_is_the_plain_loop():
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((2, 3, 40)).astype(np.float32), rng.standard_normal((40, 5)).astype(np.float32)
+    expected = np.zeros((2, 3, 5), np.float32)
+    for i, j, n in np.ndindex(2, 3, 5):
+        total = np.float32(0)
+        for k in range(40):
+            total = np.float32(np.float64(a[i, j, k]) * np.float64(b[k, n]) + np.float64(total))
+        expected[i, j, n] = total
+    np.testing.assert_array_equal(in_order(a, b), expected)
+    np.testing.assert_array_equal(in_order(a[0, 0, :0, None], b[:1, :0]), np.zeros((0, 0)))
+
+
+@pytest.mark.parametrize(("a", "b"), [((3,), (3, 2)), ((2, 3), (3,))])
+def test_vectors_and_other_dtypes_go_to_numpy(a, b):
+    x, y = np.ones(a, np.float32), np.ones(b, np.float32)
+    assert in_order(x, y).shape == np.matmul(x, y).shape
+    assert in_order(np.ones((2, 3), np.int64), np.ones((3, 2), np.int64)).dtype == np.int64
+
+
+def trial(catalog, name, fusion="gemm.scale_bias"):
+    entry = catalog[fusion]
+    return entry, next(t for t in derive(entry, entry.kernel("plain"), "sm_90a") if t.name == name)
+
+
+def test_exact_and_chain_of_a_gemm(catalog):
+    import scipy.special
+
+    entry, t = trial(catalog, "bfloat16-base")
+    t = t.with_("bfloat16-gelu", choices={"activation": "Gelu"})
+    arrays = t.arrays(entry)
+    found = reference(entry, t, arrays, catalog.ops)
+    x, w, scale, bias = (arrays[n].astype(np.float64) for n in ("x", "w", "scale", "bias"))
+    v = x @ (w.T if t.attributes["transB"] else w) * scale + bias
+    np.testing.assert_allclose(found.exact["y"], v * scipy.special.ndtr(v), rtol=1e-12, atol=1e-12)
+    chain = found.chain["y"]
+    assert chain.dtype == ml_dtypes.bfloat16
+    h = in_order(x.astype(np.float32), (w.T if t.attributes["transB"] else w).astype(np.float32))
+    for operand, op in ((scale, np.multiply), (bias, np.add)):
+        h = op(h.astype(ml_dtypes.bfloat16).astype(np.float32), operand.astype(np.float32))
+    h = h.astype(ml_dtypes.bfloat16).astype(np.float64)
+    stepped = (h * scipy.special.ndtr(h)).astype(np.float32).astype(ml_dtypes.bfloat16)
+    np.testing.assert_allclose(chain.astype(float), stepped.astype(float), rtol=2.0**-7, atol=1e-6)
+    assert (found.allowed["y"] >= np.abs(chain.astype(float) - found.exact["y"]) - 1e-12).mean() > 0.5
+
+
+def test_small_outputs_take_further_values_into_the_pool(catalog):
+    entry, t = trial(catalog, "float32-ones")
+    found = reference(entry, t, t.arrays(entry), catalog.ops)
+    assert found.exact["y"].shape == (1, 1) and found.allowed["y"].shape == (1, 1)
+    assert found.allowed["y"].item() > 0
+
+
+def test_graph_has_the_chosen_operators_alone(catalog):
+    entry, t = trial(catalog, "float32-base")
+    ops = [n.op for n in graph_of(entry, t.with_("x", choices={"activation": "none"}), catalog.ops).nodes]
+    assert ops == ["MatMul", "Mul", "Add"]
+    ops = [n.op for n in graph_of(entry, t.with_("x", choices={"activation": "gelu_tanh"}), catalog.ops).nodes]
+    assert ops == ["MatMul", "Mul", "Add", "Gelu"]
