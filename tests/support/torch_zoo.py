@@ -228,6 +228,20 @@ def indexing() -> Built:
 
 
 @zoo
+def data_dependent() -> Built:
+    """Results whose extents depend on data."""
+
+    def f(x: Tensor, m: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        return (
+            x[m], x[m[:, 0]], torch.nonzero(n), torch.masked_select(x, m), torch.argwhere(m), x[x > 0].sum(),
+            *torch.where(m), x.isfinite(), torch.nan_to_num(x / 0), torch.nan_to_num(x / 0, 1.0, 2.0, 3.0),
+            x.cumprod(1), torch.hypot(x, x),
+        )  # fmt: skip
+
+    return Fn(f), (torch.randn(3, 4), torch.rand(3, 4) > 0.5, torch.tensor([0, 1, 0, 2]))
+
+
+@zoo
 def creation() -> Built:
     def f(x: Tensor) -> tuple[Tensor, ...]:
         return (

@@ -32,6 +32,7 @@ class Archive:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.whom = str(path)
+        self._length = Path(path).stat().st_size if Path(path).is_file() else 0
         if not Path(path).is_file():
             raise ModelError("cannot load model", self.whom, "no such file", "a .pt2 file", path=self.whom)
         try:
@@ -64,20 +65,24 @@ class Archive:
         """Entry names below the root folder, sorted."""
         return tuple(sorted(self._entries))
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str) -> bytearray:
         """The bytes of an entry, its checksum verified."""
         info = self._entries.get(name)
         if info is None:
             raise self.error(f"no entry {name!r}", f"one of {', '.join(self.names[:12])} …", entry=name)
+        data = bytearray(info.file_size)  # read in place: weights are views of it
         try:
             with self._zip.open(info) as stream:
-                data = stream.read(info.file_size + 1)
+                view, filled = memoryview(data), 0
+                while filled < len(data) and (count := stream.readinto(view[filled:])):
+                    filled += count
+                rest = stream.read(1)
         except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as e:
             raise self.error(
                 f"entry {name!r} is damaged ({e})", "an intact file", "Save or copy the model again"
             ) from e
-        if len(data) != info.file_size:
-            raise self.error(f"entry {name!r} has {len(data)} bytes", f"{info.file_size}", entry=name)
+        if filled != info.file_size or rest:
+            raise self.error(f"entry {name!r} does not have the size it states", f"{info.file_size} bytes", entry=name)
         return data
 
     def json(self, name: str) -> Any:
@@ -114,6 +119,8 @@ class Archive:
             )
         if info.flag_bits & 1:
             raise self.error(f"entry {name!r} is encrypted", "plain entries", entry=name)
+        if info.compress_size > self._length:
+            raise self.error(f"entry {name!r} claims {info.compress_size} bytes of {self._length}", "an intact file")
         if info.file_size > max(SMALL, MAX_RATIO * info.compress_size):
             raise self.error(
                 f"entry {name!r} claims {info.file_size} bytes from {info.compress_size}",

@@ -134,7 +134,7 @@ class Emitter:
         for d in shape:
             if d is None:
                 self._unknown += 1
-                d = f"u{self._unknown}"
+                d = f"dim{self._unknown}"
             dims.append(d)
         return tuple(dims)
 
@@ -216,7 +216,7 @@ class Emitter:
                 out.append(v.number)
             else:
                 self._unknown += 1
-                out.append(f"u{self._unknown}")
+                out.append(f"dim{self._unknown}")
         return tuple(out)
 
     def reshape(self, x: V, target: Sequence[int | V], shape: Shape | None = None) -> V:

@@ -83,7 +83,7 @@ def _payload(archive: Archive, folder: str, config: str, model: str) -> dict[str
                 value = _unpickle_one(archive, entry)
             else:
                 if entry not in buffers:
-                    buffers[entry] = bytearray(archive.read(entry))
+                    buffers[entry] = archive.read(entry)
                 value = _strided(buffers[entry], meta["tensor_meta"])
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as e:
             if isinstance(e, ModelError):

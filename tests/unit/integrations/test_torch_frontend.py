@@ -296,7 +296,7 @@ def test_scale_from_a_symbolic_width():
     [
         (lambda x: F.dropout(x, 0.5), "aten.dropout.default", "module.eval()"),
         (lambda x: x + torch.rand_like(x), "aten.rand_like.default", "random"),
-        (lambda x: x[x > 0], "aten.index.Tensor", "mask"),
+        (lambda x: x[:, x[0] > 0], "aten.index.Tensor", "mask"),
         (lambda x: torch.view_as_complex(x).abs(), "aten.view_as_complex.default", "form"),
         (lambda x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,)), "cond", "higher-order"),
     ],

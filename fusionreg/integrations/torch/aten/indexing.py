@@ -39,10 +39,13 @@ def take_along_dim(e: Emitter, self: V, indices: V, dim: int | None = None, **_:
 
 
 def index(e: Emitter, self: V, indices: Sequence[V | None], **_: Any) -> V:
-    """Advanced indexing by integer tensors: one is a Gather, several broadcast together are a GatherND."""
+    """Advanced indexing: one integer tensor is a Gather, several broadcast together are a GatherND, and so is a mask of
+    the leading axes, whose true positions are the indices (their number is known at run time alone)."""
     used = [(i, x) for i, x in enumerate(indices) if x is not None]
+    if len(used) == 1 and used[0][0] == 0 and used[0][1].dtype == "bool":
+        return e.op("GatherND", self, positions(e, used[0][1]), shape=e.out.shape)
     if any(x.dtype in ("bool", "uint8") for _, x in used):
-        raise e.refuse("an index by a mask", "integer indices; the size of a masked selection depends on data")
+        raise e.refuse("a mask beside other indices or behind the first axis", "integer indices, or one mask")
     if len(used) == 1:
         axis, x = used[0]
         return e.op("Gather", self, x, axis=axis, shape=e.out.shape)
@@ -56,6 +59,27 @@ def index(e: Emitter, self: V, indices: Sequence[V | None], **_: Any) -> V:
     depth = found.rank - len(rest)  # torch puts the result where the adjacent indices stood
     lead = [depth + i for i in range(axes[0])]
     return e.transpose(found, [*lead, *range(depth), *range(depth + axes[0], found.rank)])
+
+
+def positions(e: Emitter, mask: V) -> V:
+    """(n rank): where ``mask`` is true."""
+    return e.op("Transpose", e.op("NonZero", e.cast(mask, "bool")), perm=(1, 0))
+
+
+def nonzero(e: Emitter, self: V, **_: Any) -> V:
+    return positions(e, e.unsqueeze(self, 0) if self.rank == 0 else self)
+
+
+def where_true(e: Emitter, condition: V, **_: Any) -> tuple[V, ...]:
+    """One index tensor per axis."""
+    found = e.op("NonZero", e.cast(condition, "bool"))
+    return tuple(e.op("Gather", found, e.const(i, "int64"), axis=0) for i in range(condition.rank))
+
+
+def masked_select(e: Emitter, self: V, mask: V, **_: Any) -> V:
+    if self.shape != mask.shape:
+        raise e.refuse(f"a mask {list(mask.shape)} over {list(self.shape)}", "equal shapes")
+    return e.op("GatherND", self, positions(e, mask), shape=e.out.shape)
 
 
 def _coordinates(e: Emitter, x: V, used: Sequence[tuple[int, V]]) -> V:
@@ -178,6 +202,11 @@ TABLE: FrozenDict[str, Any] = FrozenDict(
         "aten.gather.default": gather,
         "aten.take_along_dim.default": take_along_dim,
         "aten.index.Tensor": index,
+        "aten.nonzero.default": nonzero,
+        "aten.argwhere.default": nonzero,
+        "aten.where.default": where_true,
+        "aten.nonzero_numpy.default": lambda e, self, **_: where_true(e, self),
+        "aten.masked_select.default": masked_select,
         "aten._unsafe_index.Tensor": index,
         "aten.index_put.default": index_put,
         "aten._unsafe_index_put.default": index_put,

@@ -185,6 +185,26 @@ def shift(direction: str) -> Any:
     return emit
 
 
+def is_finite(e: Emitter, self: V, **_: Any) -> V:
+    if not self.floating:
+        return e.op("Equal", self, self)
+    return e.op("Not", e.op("Or", e.op("IsNaN", self), e.op("IsInf", self)))
+
+
+def nan_to_num(
+    e: Emitter, self: V, nan: float | None = None, posinf: float | None = None, neginf: float | None = None, **_: Any
+) -> V:
+    """NaN to ``nan`` (0), infinities to the largest finite numbers unless given."""
+    if not self.floating:
+        return self
+    limit = torch.finfo(torch_dtype(self.dtype)).max
+    x = e.op("Where", e.op("IsNaN", self), e.number(nan or 0.0, self.dtype), self)
+    for sign, value in ((1, limit if posinf is None else posinf), (-1, -limit if neginf is None else neginf)):
+        there = e.op("IsInf", self, detect_positive=int(sign > 0), detect_negative=int(sign < 0))
+        x = e.op("Where", there, e.number(value, self.dtype), x)
+    return x
+
+
 def where(e: Emitter, condition: V, self: Operand, other: Operand, **_: Any) -> V:
     dtype = e.out.dtype
     return e.op("Where", e.cast(condition, "bool"), e.operand(self, dtype), e.operand(other, dtype))
@@ -301,6 +321,9 @@ TABLE: FrozenDict[str, Any] = FrozenDict(
         **_overloads("bitwise_not.default", bitwise("BitwiseNot", "Not")),
         **_overloads("__lshift__.Scalar bitwise_left_shift.Tensor_Scalar", shift("LEFT")),
         **_overloads("__rshift__.Scalar bitwise_right_shift.Tensor_Scalar", shift("RIGHT")),
+        **_overloads("isfinite.default", is_finite),
+        **_overloads("nan_to_num.default", nan_to_num),
+        **_overloads("hypot.default", binary("fusionreg::Hypot")),
         **_overloads("isnan.default", lambda e, self, **_: e.op("IsNaN", self)),
         **_overloads("isinf.default", lambda e, self, **_: e.op("IsInf", self)),
         **_overloads("where.self where.ScalarSelf where.ScalarOther where.Scalar", where),

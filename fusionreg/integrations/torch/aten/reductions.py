@@ -163,6 +163,11 @@ def diff(
     return x
 
 
+def cumprod(e: Emitter, self: V, dim: int, **_: Any) -> V:
+    x = e.cast(self, e.out.dtype)
+    return x if x.rank == 0 else e.op("CumProd", x, e.const(x.axis(dim), "int64"))
+
+
 def topk(
     e: Emitter, self: V, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True, **_: Any
 ) -> tuple[V, V]:
@@ -205,6 +210,7 @@ TABLE: FrozenDict[str, Any] = FrozenDict(
         **_overloads("std_mean.default std_mean.dim std_mean.correction", spread_of(True, True)),
         **_overloads("linalg_vector_norm.default norm.ScalarOpt_dim norm.Scalar norm.ScalarOpt_dtype", norm),
         **_overloads("cumsum.default", cumsum),
+        **_overloads("cumprod.default", cumprod),
         **_overloads("diff.default", diff),
         **_overloads("topk.default", topk),
         **_overloads("sort.default sort.stable", sort),
