@@ -36,7 +36,7 @@ def options(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point. Typed errors become one line on stderr; anything else is a bug and keeps its traceback."""
+    """Entry point. Typed errors and unusable files become one line on stderr; anything else is a bug: a traceback."""
     from fusionreg.cli import commands  # noqa: F401  registers every command on `app`
     from fusionreg.core.errors import FusionregError, UnknownNameError
 
@@ -53,9 +53,14 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:  # `fusionreg list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
+    except OSError as error:  # a file that the command line names
+        if error.filename is None:
+            raise
+        _complain(f"cannot use {error.filename}: {error.strerror}.")
+        sys.exit(FAILED)
 
 
-def _complain(error: Exception) -> None:
+def _complain(error: Exception | str) -> None:
     typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
     typer.echo(str(error), err=True)
     for note in getattr(error, "__notes__", ()):

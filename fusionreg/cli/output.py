@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,21 @@ def console(stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2, default=str, allow_nan=False)
-    sys.stdout.write("\n")
+    """``value`` on stdout. A record is printed in its own JSON, which it reads back; elsewhere a number that JSON lacks
+    is printed as its name."""
+    if hasattr(value, "model_dump_json"):
+        text = value.model_dump_json(indent=2)
+    else:
+        text = json.dumps(_finite(value), indent=2, default=str, allow_nan=False)
+    sys.stdout.write(f"{text}\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], status: int | None = None) -> None:

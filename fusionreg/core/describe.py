@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import evidence
+from .errors import ArgumentError, UnknownNameError
 from .render import KernelSource
 from .targets import SHIPPED, accepts, target
 from .units import first_units
@@ -17,11 +18,23 @@ if TYPE_CHECKING:
 def sources(entry: FusionEntry, *, arch: str, kernel: str = "", dtype: str = "") -> Iterator[KernelSource]:
     """The rendered unit of each kernel that ``arch`` accepts, for one dtype (the first by default).
 
-    Raises: :class:`UnknownNameError` for a kernel or architecture that nothing has.
+    Raises: :class:`UnknownNameError` for a kernel, architecture or dtype that nothing has, :class:`ArgumentError` when
+    none of the kernels takes these.
     """
+    known = sorted({name for names in entry.spec.dtypes.values() for name in names})
+    if dtype and dtype not in known:
+        raise UnknownNameError.among(f"dtype of {entry.name}", dtype, known)
+    empty = True
     for k in [entry.kernel(kernel)] if kernel else entry.kernels:
         units = [u for u in first_units(entry, k, arch) if not dtype or dtype in u.dtypes.split(",")]
-        yield from (u.source for u in units[:1])
+        for unit in units[:1]:
+            empty = False
+            yield unit.source
+    if empty:
+        whom = f"{entry.name}/{kernel}" if kernel else entry.name
+        raise ArgumentError(
+            "cannot render", whom, f"no kernel for {dtype or 'any dtype'} on {arch}", "a combination that `show` lists"
+        )
 
 
 def text(entry: FusionEntry) -> str:

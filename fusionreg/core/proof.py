@@ -40,7 +40,7 @@ def prove(
     entries = [catalog[name] for name in names] if names else list(catalog.fusions.values())
     chosen = [(e, k) for e in entries for k in e.kernels if kernels is None or {k.name, k.key} & set(kernels)]
     if not chosen:
-        known = [k.key for e in entries for k in e.kernels]
+        known = [name for e in entries for k in e.kernels for name in (k.name, k.key)]
         raise UnknownNameError.among("kernel", ", ".join(kernels or names), known)
     executor = executor_for(device, cache)
     proven = run(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fusionreg.cli.choices import Device
 from fusionreg.cli.main import FAILED, app
 from fusionreg.cli.output import JSON_HELP, print_json, table
 
@@ -42,14 +43,15 @@ def new(
 
 @app.command()
 def repro(
-    fusion: str,
+    fusion: Annotated[str, typer.Argument(help="its name")],
     kernel: Annotated[str, typer.Option(help="the kernel")],
     case: Annotated[str, typer.Option(help="the case, as `fusionreg run` prints it")],
-    device: Annotated[str, typer.Option(help="sim or cuda")] = "sim",
+    device: Annotated[Device, typer.Option(help="sim, cuda, or auto: a GPU where there is one")] = Device.SIM,
     out: Annotated[Path, typer.Option(help="the folder to write")] = Path("repro"),
 ) -> None:
-    """Writes a stand-alone folder for one conformance case: rendered CUDA, inputs, reference, and a script that runs it."""
+    """Writes a stand-alone folder for one conformance case: rendered CUDA, inputs, reference, a script that runs it."""
     from fusionreg.api import load_registry
     from fusionreg.core.repro import write
 
-    typer.echo(f"wrote {write(load_registry().catalog, fusion, kernel, case, device=device, folder=out)}")
+    made = write(load_registry().catalog, fusion, kernel, case, device=device.value, folder=out)
+    typer.echo(f"wrote {made}\nnext:\n  python {made / 'run.py'}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fusionreg.cli.main import FAILED, app
+from fusionreg.cli.main import FAILED, NOTHING, app
 from fusionreg.cli.output import JSON_HELP, print_json, table
 
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
@@ -21,9 +21,19 @@ def list_(
     """Every fusion installed, from a cached manifest: no plugin is imported when nothing changed."""
     from fusionreg.core import manifest
 
-    rows = [r for r in manifest.read() if (not tag or tag in r["tags"]) and (not plugin or plugin == r["plugin"])]
+    known = manifest.read()
+    rows = [r for r in known if (not tag or tag in r["tags"]) and (not plugin or plugin == r["plugin"])]
     if json:
-        return print_json(rows)
+        print_json(rows)
+    else:
+        show_rows(rows)
+    if not rows and (tag or plugin):
+        tags, plugins = sorted({t for r in known for t in r["tags"]}), sorted({r["plugin"] for r in known})
+        typer.echo(f"nothing matches; tags: {', '.join(tags)}; plugins: {', '.join(plugins)}", err=True)
+        raise typer.Exit(NOTHING)
+
+
+def show_rows(rows: list[dict[str, Any]]) -> None:
     table(
         "",
         ("fusion", "plugin", "version", "kernels", "evidence", "summary"),
@@ -43,7 +53,7 @@ def list_(
 
 @app.command()
 def show(
-    name: str,
+    name: Annotated[str, typer.Argument(help="a fusion")],
     json: Json = False,
     source: Annotated[bool, typer.Option("--source", help="Print the rendered CUDA of each kernel.")] = False,
     arch: Annotated[str, typer.Option(help="Architecture to render for, e.g. sm_90a.")] = "sm_90a",
@@ -67,7 +77,7 @@ def show(
         for unit in units:
             typer.echo(f"// {unit.kernel} for {unit.target}: {' '.join(unit.options)}\n{unit.text}")
     elif json:
-        print_json(entry.spec.model_dump(mode="json"))
+        print_json(entry.spec)
     else:
         typer.echo(describe.text(entry))
 
@@ -99,9 +109,9 @@ def plugins(
 def schema(record: Annotated[str, typer.Argument(help="fusion or kernel")] = "fusion") -> None:
     """The JSON schema of a spec record."""
     from fusionreg.core.errors import UnknownNameError
-    from fusionreg.core.spec import FusionSpec, KernelSpec
+    from fusionreg.core.spec import FusionSpec, KernelSpec, Record
 
-    records = {"fusion": FusionSpec, "kernel": KernelSpec}
+    records: dict[str, type[Record]] = {"fusion": FusionSpec, "kernel": KernelSpec}
     if record not in records:
         raise UnknownNameError.among("record", record, records)
     print_json(records[record].model_json_schema())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fusionreg.cli.choices import Policy
 from fusionreg.cli.main import NOTHING, app
 from fusionreg.cli.output import JSON_HELP, number, print_json, table
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def match(
     model: Annotated[str, typer.Argument(help=".onnx, .pt2 or package.module:callable (which runs that callable)")],
     explain: Annotated[bool, typer.Option("--explain", help="Also what nearly matched, and why it did not.")] = False,
-    policy: Annotated[str, typer.Option(help="off, conservative, balanced or aggressive")] = "balanced",
+    policy: Annotated[Policy, typer.Option(help="off, conservative, balanced or aggressive")] = Policy.BALANCED,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """What would be fused where, what loses to something better, and what nearly matched."""
@@ -29,7 +30,7 @@ def match(
     registry = load_registry()
     graph = registry.graph(model)
     found = registry.match(graph, explain=explain)
-    plan = registry.plan(graph, policy=policy, matches=found)
+    plan = registry.plan(graph, policy=policy.value, matches=found)
     if json:
         print_json(
             {

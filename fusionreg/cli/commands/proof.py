@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fusionreg.cli.choices import Cases, Device, Policy
 from fusionreg.cli.main import FAILED, USAGE, app
 from fusionreg.cli.output import console, number, print_json, progress, table
 
 if TYPE_CHECKING:
+    from fusionreg.api import Registry
     from fusionreg.core.report import Report
+
+#: Suffixes of model files of any kind: a fusion's name has none of them.
+MODEL_SUFFIXES = (".onnx", ".pt2", ".pt", ".pth", ".pb", ".tflite", ".safetensors", ".engine", ".mlmodel")
 
 
 @app.command()
@@ -21,10 +27,12 @@ def run(
         list[str] | None,
         typer.Argument(help="fusions, or models (.onnx, .pt2, package.module:callable); all fusions by default"),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, sim or cuda")] = "auto",
-    cases: Annotated[str, typer.Option(help="quick, or all of the derived cases")] = "quick",
+    device: Annotated[Device, typer.Option(help="sim, cuda, or auto: a GPU where there is one")] = Device.AUTO,
+    cases: Annotated[Cases, typer.Option(help="quick, or all of the derived cases")] = Cases.QUICK,
     kernel: Annotated[list[str] | None, typer.Option(help="only these kernels (name or fusion/name)")] = None,
-    policy: Annotated[str, typer.Option(help="of the planner: off, conservative, balanced, aggressive")] = "balanced",
+    policy: Annotated[
+        Policy, typer.Option(help="of the planner: off, conservative, balanced, aggressive")
+    ] = Policy.BALANCED,
     explain: Annotated[bool, typer.Option("--explain", help="Of models, also what nearly matched.")] = False,
     expect: Annotated[
         str, typer.Option(help="Fail unless a kernel like this ran at a model's site, e.g. */tensor_core")
@@ -45,8 +53,8 @@ def run(
     from fusionreg.api import load_registry
     from fusionreg.core.proof import prove
 
-    registry = load_registry(strict=strict, device=device)
-    if evidence and device != "cuda":
+    registry = load_registry(strict=strict, device=device.value)
+    if evidence and device is not Device.CUDA:
         typer.echo("error: --evidence records a GPU run: add --device cuda", err=True)
         raise typer.Exit(USAGE)
     models = [t for t in targets or () if _is_model(t)]
@@ -55,7 +63,7 @@ def run(
     if fusions or not models:
         with progress("proving", quiet=json) as tell:
             proven = prove(
-                registry.catalog, fusions, device=device, cases=cases, kernels=kernel,
+                registry.catalog, fusions, device=device.value, cases=cases.value, kernels=kernel,
                 progress=lambda done, total, e: tell(done, total, f"{e.fusion}/{e.kernel} {e.case}"),
                 evidence=evidence,
             )  # fmt: skip
@@ -77,11 +85,12 @@ def run(
 
 
 def _is_model(target: str) -> bool:
-    return ":" in target or target.endswith((".onnx", ".pt2"))
+    """Whether it looks like a file or an import path: then what is wrong with it is told as of a model."""
+    return ":" in target or os.sep in target or Path(target).suffix in MODEL_SUFFIXES or Path(target).is_file()
 
 
 def _checked_models(
-    registry, models: list[str], device: str, policy: str, seed: int, explain: bool, quiet: bool
+    registry: Registry, models: list[str], device: Device, policy: Policy, seed: int, explain: bool, quiet: bool
 ) -> Report:
     from fusionreg.cli.commands.models import show_plan
     from fusionreg.core.report import Report
@@ -94,9 +103,9 @@ def _checked_models(
             checked = check_model(
                 registry,
                 target,
-                device="cuda" if device == "cuda" else "sim",
+                device="cuda" if device is Device.CUDA else "sim",
                 seed=seed,
-                policy=policy,
+                policy=policy.value,
                 explain=explain,
             )
         rows.append(checked.row)

@@ -14,7 +14,8 @@ def executor_for(device: str, cache: Cache | None = None, *, ahead: bool = True)
 
     Raises:
         ArgumentError: for an unknown word.
-        MissingDependencyError: where ``cuda`` has no GPU, driver or CuPy.
+        MissingDependencyError: where ``cuda`` has no GPU, driver or CuPy, or the simulator no compiler or no headers:
+            cases that were all skipped would prove nothing.
     """
     if device not in DEVICES:
         raise ArgumentError("unknown device", repr(device), "", f"one of {', '.join(DEVICES)}")
@@ -26,6 +27,8 @@ def executor_for(device: str, cache: Cache | None = None, *, ahead: bool = True)
         except MissingDependencyError:
             if device == "cuda":
                 raise
+    from .. import simulator
     from .simulated import SimExecutor
 
+    simulator.require(cache)
     return SimExecutor(cache, ahead=ahead)

@@ -29,6 +29,7 @@ __all__ = [
     "compile",
     "compile_text",
     "host_compiler",
+    "require",
 ]
 
 
@@ -54,6 +55,11 @@ def compile(
     if sanitize:
         kernel.prepare("sanitize")
     return kernel
+
+
+def require(cache: Cache | None = None) -> None:
+    """:class:`MissingDependencyError` where nothing could be simulated: no host compiler, or no CUDA headers."""
+    _builder(cache)
 
 
 def compile_text(
