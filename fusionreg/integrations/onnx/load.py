@@ -21,9 +21,11 @@ from ...core.ir import Dim, Graph, GraphBuilder, Value
 from ...core.ops import Vocabulary, default_vocabulary, infer, normalise
 from . import hints, read, subgraphs, symbolic
 from .adapters import Call, adapt
-from .scope import Scope, dtype_of, in_order, main_values, source_of
+from .scope import Scope, check_expansion, dtype_of, in_order, main_values, source_of
 
 _KIND = onnx_ir.AttributeType
+
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
 
 def load(model: read.Source, *, ops: Vocabulary | None = None, folder: str | os.PathLike[str] | None = None) -> Graph:
@@ -44,7 +46,11 @@ def load(model: read.Source, *, ops: Vocabulary | None = None, folder: str | os.
             a graph that contradicts itself or needs something that tensors cannot express.
     """
     proto, root, whom = read.read(model, folder)
-    return Importer(proto, root, whom, default_vocabulary() if ops is None else ops).run()
+    try:
+        return Importer(proto, root, whom, default_vocabulary() if ops is None else ops).run()
+    except _MALFORMED as e:  # a file may hold anything where a name, a number or a list is meant to be
+        found = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        raise ModelError("cannot import model", whom, found, "a well-formed ONNX graph") from e
 
 
 class Importer:
@@ -58,11 +64,12 @@ class Importer:
             copy.CopyFrom(proto)
             copy.graph.CopyFrom(dense)
             proto = copy
-        self.inferred, self.written = hints.collect(proto)
         try:
             self.model = onnx_ir.from_proto(proto)
         except Exception as e:
             raise ModelError("cannot read model", whom, _root_cause(e), "a valid ONNX graph") from e
+        check_expansion(self.model, whom)  # before ONNX's inference, which walks through every call
+        self.inferred, self.written = hints.collect(proto)
         self.functions = self.model.functions
         self.types: dict[str, Value] = {}
         self.constants: dict[str, np.ndarray] = {}  # those that nobody can replace
@@ -336,8 +343,6 @@ class Importer:
         self, scope: Scope, node: onnx_ir.Node, function: onnx_ir.Function, inputs: list[str], whom: str
     ) -> None:
         """Imports a function's body in place of its call, at the opsets the function was written for."""
-        if node.op_identifier() in scope.calls:
-            raise ModelError("cannot import node", whom, f"function {function.name} calls itself", "no recursion")
         arguments = {n: a for n, a in function.attributes.items() if a.value is not None}
         for name, attr in node.attributes.items():
             actual = scope.arguments.get(attr.ref_attr_name or "") if attr.is_ref() else attr
@@ -348,7 +353,7 @@ class Importer:
         padded = inputs + [""] * (len(function.inputs) - len(inputs))
         inner = Scope(
             scope.builder, opsets, scope, dict(zip(function.inputs, padded, strict=False)), arguments,
-            f"{scope.prefix}{node.name or function.name}/", False, (*scope.calls, node.op_identifier()), wanted,
+            f"{scope.prefix}{node.name or function.name}/", False, wanted,
         )  # fmt: skip
         outputs = self.body(inner, function)
         for value, name in zip(node.outputs, outputs, strict=False):

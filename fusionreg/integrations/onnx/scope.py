@@ -28,7 +28,6 @@ class Scope:
         arguments: attributes of the function call, by parameter.
         prefix: put before the names of values and nodes of a function's body.
         hinted: whether names here are those that the hints are keyed by.
-        calls: functions that this body stands inside of.
         wanted: outputs of a function's body → the names that the call gives them.
     """
 
@@ -39,7 +38,6 @@ class Scope:
     arguments: Mapping[str, onnx_ir.Attr] = field(default_factory=dict)
     prefix: str = ""
     hinted: bool = True
-    calls: tuple[Any, ...] = ()
     wanted: Mapping[onnx_ir.Value, str] = field(default_factory=dict)
 
     @property
@@ -92,3 +90,29 @@ def _needs(node: onnx_ir.Node) -> Iterable[Any]:
     for value in node.inputs:
         if value is not None and value.producer() is not None:
             yield value.producer()
+
+
+#: Nodes that a model may have once its functions are inlined: nested calls multiply.
+MOST_NODES = 2_000_000
+
+
+def check_expansion(model: onnx_ir.Model, whom: str) -> None:
+    """:class:`ModelError` when a function calls itself, or when inlining would make more than :data:`MOST_NODES`."""
+    sizes: dict[Any, int] = {}
+
+    def size(nodes: Iterable[onnx_ir.Node], calls: tuple[Any, ...]) -> int:
+        total = 0
+        for node in nodes:
+            key = node.op_identifier()
+            if key in calls:
+                raise ModelError("cannot import model", whom, f"function {key[1]} calls itself", "no recursion")
+            if key in model.functions and key not in sizes:
+                sizes[key] = size(model.functions[key].all_nodes(), (*calls, key))
+            total += sizes.get(key, 1)
+        return total
+
+    total = size(model.graph.all_nodes(), ())
+    if total > MOST_NODES:
+        raise ModelError(
+            "cannot import model", whom, f"inlining its functions makes {total:.3g} nodes", f"at most {MOST_NODES}"
+        )

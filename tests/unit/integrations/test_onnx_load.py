@@ -530,3 +530,50 @@ def test_external_data_need_a_folder(tmp_path, weight):
     (tmp_path / "w.bin").write_bytes(weight.tobytes())
     with pytest.raises(ModelError, match="folder"):
         load(external_model(tmp_path, "w.bin", weight).read_bytes())
+
+
+# --- hostile files --------------------------------------------------------------------------------------------------
+
+
+def test_functions_that_multiply_without_end():
+    """Forty functions that each call the next one twice: a few kilobytes, and 2⁴⁰ nodes."""
+    functions = []
+    for i in range(40):
+        op, domain = (f"F{i + 1}", "local") if i < 39 else ("Neg", "")
+        calls = [node(op, ["a"], ["t"], domain=domain), node(op, ["t"], ["b"], domain=domain)]
+        functions.append(function(f"F{i}", ["a"], ["b"], calls))
+    nodes = [node("F0", ["x"], ["y"], domain="local")]
+    with pytest.raises(ModelError, match="inlining"):
+        load(model(nodes, {"x": [3]}, ["y"], functions=functions, domains={"local": 1}))
+
+
+def test_damaged_files_raise_nothing_but_model_errors():
+    """Bytes flipped, removed and inserted anywhere: a graph that happens to be well formed, or a ModelError."""
+    import random
+
+    body = loop_body()
+    loop = [node("Loop", ["n", "", "a", "b"], ["last", "grown", "scans"], body=body)]
+    loops = model(loop, {"x": [1, 3], "a": [1, 3], "b": [1, 3]}, ["last", "grown", "scans"], {"n": np.array(4, I64)})
+    w = {"w": RNG.normal(size=(3, 3)).astype("f"), "s": np.array([0, -1], I64)}
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]),
+        node("Softmax", ["h"], ["p"], axis=0),
+        node("Reshape", ["p", "s"], ["y"]),
+    ]
+    sources = [p.SerializeToString() for p in (loops, model(nodes, {"x": ["N", 3]}, ["y"], w, 11))]
+    rng, refused = random.Random(0), 0
+    for _ in range(800):
+        data = bytearray(rng.choice(sources))
+        for _ in range(rng.choice((1, 2, 6))):
+            at, kind = rng.randrange(len(data)), rng.random()
+            if kind < 0.6:
+                data[at] = rng.randrange(256)
+            elif kind < 0.8:
+                del data[at : at + rng.randrange(1, 9)]
+            else:
+                data[at:at] = rng.randbytes(3)
+        try:
+            load(bytes(data))
+        except ModelError:
+            refused += 1
+    assert 400 < refused < 800
