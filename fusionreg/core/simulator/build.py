@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -55,6 +56,7 @@ class Builder:
         self._runtime_name = f"libfrsim-{cache_key(self._runtime_parts)[:16]}.so"
         self._scratch = tempfile.mkdtemp(prefix="fusionreg-sim-")
         self._precompiled: dict[Mode, Path | None] = {}
+        self._lock = threading.RLock()  # units build in several threads; header and runtime are made once
         weakref.finalize(self, shutil.rmtree, self._scratch, True)
 
     def _includes(self) -> list[str]:
@@ -75,7 +77,8 @@ class Builder:
             )
             return work / "runtime.so"
 
-        return self._entry("sim-runtime", "runtime", self._runtime_parts, build)
+        with self._lock:
+            return self._entry("sim-runtime", "runtime", self._runtime_parts, build)
 
     def unit(self, text: str, entry: str, target: str, mode: Mode, whom: str) -> Built:
         """A kernel's shared library; :class:`CompileError` (``facts``: log) when the host compiler refuses it."""
@@ -121,9 +124,10 @@ class Builder:
 
         It is found once per process: an entry of some 40 MB is verified on every look-up.
         """
-        if mode not in self._precompiled:
-            self._precompiled[mode] = self._make_header(mode)
-        return self._precompiled[mode]
+        with self._lock:
+            if mode not in self._precompiled:
+                self._precompiled[mode] = self._make_header(mode)
+            return self._precompiled[mode]
 
     def _make_header(self, mode: Mode) -> Path | None:
         if self.compiler.kind != "gcc":  # clang checks the header's path and time, which a cache does not keep
