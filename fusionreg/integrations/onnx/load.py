@@ -15,11 +15,11 @@ import numpy as np
 import onnx
 import onnx_ir
 
-from ...core.errors import FusionregError, GraphError, ModelError
+from ...core.errors import FusionregError, GraphError, ModelError, UnknownNameError
 from ...core.frozen import FrozenDict
 from ...core.ir import Dim, Graph, GraphBuilder, Value
 from ...core.ops import Vocabulary, default_vocabulary, infer, normalise
-from . import hints, read, subgraphs, symbolic
+from . import early, hints, read, subgraphs, symbolic
 from .adapters import Call, adapt
 from .scope import Scope, check_expansion, dtype_of, in_order, main_values, source_of
 
@@ -42,7 +42,7 @@ def load(model: read.Source, *, ops: Vocabulary | None = None, folder: str | os.
     the Python line where the exporter recorded one.
 
     Raises:
-        ModelError: an unreadable, truncated or foreign file; an opset before 11; data outside the model's folder;
+        ModelError: an unreadable, truncated or foreign file; an opset before 7; data outside the model's folder;
             a graph that contradicts itself or needs something that tensors cannot express.
     """
     proto, root, whom = read.read(model, folder)
@@ -220,9 +220,13 @@ class Importer:
             value=lambda n: self.types[n], known=self.constants.get,
         )  # fmt: skip
         if not domain:
+            early.adapt(call, scope.opsets[""])
             adapt(call, scope.opsets[""])
         if call.op in self.ops:
-            call.attrs = dict(normalise(self.ops[call.op], call.attrs))
+            try:
+                call.attrs = dict(normalise(self.ops[call.op], call.attrs))
+            except UnknownNameError as e:
+                raise call.error(f"{e.whom} {e.found}", "a type that this version has") from e
         if any(isinstance(a, np.ndarray) for a in call.attrs.values()):
             raise call.error("a tensor as an attribute", "an operator that this version knows")
         self.finish(scope, node, call, graphs, source)

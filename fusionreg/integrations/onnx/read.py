@@ -23,7 +23,7 @@ except ImportError as missing:  # pragma: no cover - exercised by an environment
     ) from missing  # fmt: skip
 
 #: Oldest opset of the default domain that is understood, and the newest whose operators were compared with ours.
-OLDEST, NEWEST = 11, onnx.defs.onnx_opset_version()
+OLDEST, NEWEST = 7, onnx.defs.onnx_opset_version()
 
 #: What :func:`read` accepts.
 Source = str | os.PathLike[str] | bytes | onnx.ModelProto | onnx_ir.Model

@@ -80,7 +80,7 @@ def test_missing_file():
         load("nowhere.onnx")
 
 
-@pytest.mark.parametrize("opset", [7, 10, 99])
+@pytest.mark.parametrize("opset", [1, 6, 99])
 def test_opsets_out_of_range(opset):
     with pytest.raises(ModelError, match=f"opset {opset}"):
         load(relu_model(opset=opset))

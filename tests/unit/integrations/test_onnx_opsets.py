@@ -1,5 +1,5 @@
 """One opset: for every operator whose form or meaning changed, ``evaluate(load(m))`` is onnxruntime's answer at every
-opset from 11 to 23."""
+opset from 7 to 23."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx_models import OPS, check, model, node, ours
 from fusionreg.integrations.onnx.load import load
 
 I64 = np.int64
-OPSETS = range(11, 24)
+OPSETS = range(7, 24)
 
 
 def axes(opset: int, since: int, op: str, values, **attrs):
@@ -89,6 +89,19 @@ def test_batch_normalization(opset):
 
 @pytest.mark.parametrize("opset", OPSETS)
 def test_clip_pad_slice_topk(opset):
+    if opset < 11:
+        check(model([node("Clip", ["x"], ["y"], min=-0.5, max=0.25)], {"x": [4, 4]}, ["y"], opset=opset))
+        check(model([node("Clip", ["x"], ["y"], max=0.25)], {"x": [4, 4]}, ["y"], opset=opset))
+        check(model([node("Pad", ["x"], ["y"], pads=[0, 1, 2, 0], value=7.0)], {"x": [2, 3]}, ["y"], opset=opset))
+        check(model([node("Pad", ["x"], ["y"], pads=[0, 1, 2, 0], mode="reflect")], {"x": [3, 3]}, ["y"], opset=opset))
+    if opset < 10:
+        cut = {"starts": [1, 0], "ends": [-1, 2], "axes": [1, 0]}
+        check(model([node("Slice", ["x"], ["y"], **cut)], {"x": [3, 5]}, ["y"], opset=opset))
+        check(model([node("Slice", ["x"], ["y"], starts=[1], ends=[9])], {"x": [3, 5]}, ["y"], opset=opset))
+        outs = {"v": None, "i": (None, "int64")}
+        check(model([node("TopK", ["x"], ["v", "i"], k=2)], {"x": [3, 5]}, outs, opset=opset))
+    if opset < 11:
+        return
     check(model([node("Clip", ["x", "lo", ""], ["y"])], {"x": [4, 4]}, ["y"], {"lo": np.float32(0)}, opset))
     check(model([node("Clip", ["x", "", "hi"], ["y"])], {"x": [4, 4]}, ["y"], {"hi": np.float32(0)}, opset))
     pads = {"p": np.array([0, 1, 2, 0], I64), "v": np.float32(7)}
@@ -106,7 +119,25 @@ def test_clip_pad_slice_topk(opset):
     check(model([node("TopK", ["x", "k"], ["v", "i"], largest=0)], {"x": [3, 5]}, outs, k, opset))
 
 
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("op", "opset"), [("Upsample", 7), ("Upsample", 8), ("Upsample", 9), ("Resize", 10)])
+def test_upsample_and_the_first_resize(op, opset, mode):
+    for scales in ([1, 1, 2, 3], [1, 1, 1.5, 1], *([[1, 1, 0.5, 0.4]] if op == "Resize" else [])):
+        array = np.array(scales, np.float32)
+        if opset < 9:
+            nodes, constants = [node(op, ["x"], ["y"], mode=mode, scales=array.tolist())], {}
+        else:
+            nodes, constants = [node(op, ["x", "s"], ["y"], mode=mode)], {"s": array}
+        check(model(nodes, {"x": [1, 2, 4, 5]}, ["y"], constants, opset))
+
+
+@pytest.mark.parametrize("opset", [9, 10])
+def test_scatter(opset):
+    constants = {"i": np.array([[1, 0, 2]], I64), "u": np.array([[5, 6, 7]], np.float32)}
+    check(model([node("Scatter", ["x", "i", "u"], ["y"], axis=1)], {"x": [2, 3]}, ["y"], constants, opset))
+
+
+@pytest.mark.parametrize("opset", range(11, 24))
 def test_resize_with_empty_operands(opset):
     """Exporters before 13 spell "not given" as an empty tensor."""
     roi = {"roi": np.zeros(0, np.float32), "scales": np.array([1, 1, 2, 2], np.float32)}
@@ -169,13 +200,14 @@ def test_unchanged_operators(opset):
         "fc": np.random.default_rng(3).normal(size=(4, 5)).astype(np.float32),
         "s": np.array([0, -1], I64),
     }
+    constants["fb"] = np.arange(5, dtype=np.float32)
     nodes = [
         node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2]),
         node("LeakyRelu", ["c"], ["r"], alpha=0.2),
         node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2]),
         node("GlobalAveragePool", ["p"], ["g"]),
         node("Reshape", ["g", "s"], ["f"]),
-        node("Gemm", ["f", "fc"], ["o"], alpha=0.5),
+        node("Gemm", ["f", "fc", "fb"], ["o"], alpha=0.5),
         node("ArgMax", ["o"], ["i"], axis=1),
     ]
     check(model(nodes, {"x": ["N", 3, 9, 9]}, {"o": None, "i": (None, "int64")}, constants, opset), N=2, rtol=1e-4)
