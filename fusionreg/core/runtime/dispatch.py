@@ -251,7 +251,7 @@ class Runtime:
         return Densified(inner, [i for i, n in enumerate(entry.inputs) if n in dense], call.library)
 
     def _select(self, entry: FusionEntry, problem: Problem, simulated: bool) -> Selection:
-        found = select(entry, problem, measured=self.measured, tuned=self.tuned)
+        found = select(entry, problem, measured=self.measured, tuned=self.tuned, pending=simulated)
         if not simulated:
             return found
         able = tuple(c for c in found.accepted if not c.kernel.spec.simulator)

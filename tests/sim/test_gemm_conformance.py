@@ -1,0 +1,83 @@
+"""The gemm family in the simulator: every kernel conforms, and every planted fault is noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusionreg.core import registry
+from fusionreg.core.cache import Cache
+from fusionreg.core.conformance import derive, run, run_mutants, run_one
+from fusionreg.core.conformance.execute import Job, prepare
+from fusionreg.core.conformance.mutants import edit
+from fusionreg.core.conformance.simulated import SimExecutor
+from fusionreg.core.report import Status
+from fusionreg.core.runtime.launch import argument_values
+from fusionreg.core.simulator import Checks
+
+CATALOG = registry.load(allow=("gemm",))
+KERNELS = [(f, k.name) for f, e in CATALOG.fusions.items() for k in e.kernels]
+
+#: The chain of fp16 operators casts here; a fused kernel must not.
+CAST_BEFORE_SCALE = edit("cast_before_scale", "v *= scale;", "v = fr::to_float(fr::from_float<T>(v)) * scale;")
+CAST_BEFORE_BIAS = edit("cast_before_bias", "v += bias;", "v = fr::to_float(fr::from_float<T>(v)) + bias;")
+COLUMN_AS_ROW = edit(
+    "bias_along_the_other_axis",
+    "FORM == 1) return n < N ? fr::to_float(p[n])",
+    "FORM == 1) return n < N ? fr::to_float(p[0])",
+)
+NO_K_TAIL = edit("k_tail_dropped", "step < steps; ++step", "step < static_cast<int>(K / BK); ++step")
+
+
+@pytest.mark.parametrize(("fusion", "kernel"), KERNELS)
+def test_conforms(fusion, kernel):
+    report = run(CATALOG, [fusion], kernels=[kernel], device="sim", cases="quick", cache=Cache())
+    assert report.ok, "\n".join(map(str, report.failures))
+    assert report.counts["PASSED"] >= 30
+    for e in report.evaluations:
+        assert e.status is Status.PASSED or e.reason, e
+
+
+@pytest.mark.parametrize(
+    ("fusion", "kernel", "extra"),
+    [
+        ("gemm.scale", "plain", [CAST_BEFORE_SCALE]),
+        ("gemm.bias", "tensor_core", [CAST_BEFORE_BIAS, COLUMN_AS_ROW, NO_K_TAIL]),
+    ],
+)
+def test_every_mutant_dies(fusion, kernel, extra):
+    verdicts = run_mutants(CATALOG, [fusion], kernels=[kernel], device="sim", cache=Cache(), extra=extra)
+    assert not [str(v) for v in verdicts if v.survived]
+    applied = {v.mutant for v in verdicts if v.applies}
+    assert {"zero", "identity", "stale", "dropped_tail", "missing_barrier_1", "missing_barrier_2"} <= applied
+    assert {m.name for m in extra} <= applied and "relu_drops_nan" in applied
+
+
+def job(executor: SimExecutor, fusion: str, kernel: str, name: str) -> Job:
+    entry = CATALOG[fusion]
+    trial = next(t for t in derive(entry, entry.kernel(kernel), executor.target) if t.name == name)
+    found = prepare(entry, entry.kernel(kernel), trial, executor)
+    assert isinstance(found, Job), found
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_shared_memory_of_the_tensor_core_kernel_has_no_bank_conflicts(dtype):
+    executor = SimExecutor(Cache())
+    made = job(executor, "gemm.bias", "tensor_core", f"{dtype}-tails")
+    outputs = {"y": __import__("numpy").empty(made.problem.shapes["y"], made.arrays["x"].dtype)}
+    values = argument_values(made.problem, made.source.arguments)
+    arguments = [
+        {**made.arrays, **outputs}[a.name] if a.pointer else values[a.parameter] for a in made.source.arguments
+    ]
+    report = executor.compile(made.source).launch(arguments, made.candidate.launch, checks=Checks.full(banks=True))
+    assert report.counters["mma"] > 0
+    assert not report.bank_conflicts, [str(b) for b in report.bank_conflicts]
+
+
+def test_a_forced_kernel_never_hides_behind_its_sibling():
+    entry = CATALOG["gemm.bias"]
+    trial = next(t for t in derive(entry, entry.kernel("plain"), "sm_90a") if t.name == "float16-K=17")
+    executor = SimExecutor(Cache())
+    assert run_one(CATALOG, "gemm.bias", "plain", trial, executor).status is Status.PASSED
+    refused = run_one(CATALOG, "gemm.bias", "tensor_core", trial.with_(trial.name, params={}), executor)
+    assert refused.status is Status.SKIPPED_UNSUPPORTED and "K % 8 == 0 (K = 17)" in refused.reason
