@@ -87,7 +87,8 @@ def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     graph = light.graph
     graph.name = proto.graph.name or "graph"
     graph.node.extend(proto.graph.node)
-    graph.input.extend(proto.graph.input)
+    weights = {t.name for t in proto.graph.initializer} if proto.ir_version < 4 else set()
+    graph.input.extend(i for i in proto.graph.input if i.name not in weights)
     given = {i.name for i in graph.input}
     for tensor in proto.graph.initializer:
         if tensor.name in given:

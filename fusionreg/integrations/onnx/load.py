@@ -58,6 +58,7 @@ class Importer:
 
     def __init__(self, proto: onnx.ModelProto, folder: Path | None, whom: str, ops: Vocabulary) -> None:
         self.folder, self.whom, self.ops = folder, whom, ops
+        self.fixed = proto.ir_version < 4
         dense = read.densify(proto.graph, folder, whom)
         if dense is not proto.graph:
             copy = onnx.ModelProto()
@@ -140,6 +141,8 @@ class Importer:
         """Declares inputs and initialisers; ``given`` are types that a Loop or Scan knows of its body's inputs."""
         main = scope.outer is None
         for i, value in enumerate(graph.inputs):
+            if main and self.fixed and value.name in graph.initializers:
+                continue  # before IR 4 every initialiser had to be listed as an input: it says nothing about the caller
             name = scope.names[value] = str(value.name) if main else self.fresh(value.name or "input")
             dtype, shape = self.declared(value)
             if i < len(given) and given[i] is not None:

@@ -154,6 +154,17 @@ def test_overridable_shape_is_no_hint():
     same(ours(lift(graph, OPS), inputs), ort(proto, inputs))
 
 
+def test_initialisers_listed_as_inputs_before_ir_4_are_constants():
+    """The IR of that time demanded it; onnxruntime does not let a caller replace them either."""
+    nodes = [node("Reshape", ["x", "s"], ["r"]), node("Add", ["r", "w"], ["y"])]
+    constants = {"s": np.array([4, 3], I64), "w": np.ones(3, "f")}
+    proto = model(nodes, {"x": [2, 6], "s": ([2], "int64"), "w": [3]}, ["y"], constants, 9)
+    proto.ir_version = 3
+    graph = load(proto)
+    assert graph.inputs == ("x",) and not graph.overridable and graph.values["y"].shape == (4, 3)
+    check(proto)
+
+
 def test_constant_nodes_of_every_kind():
     nodes = [
         node("Constant", [], ["a"], value=numpy_helper.from_array(np.array([1, 2], "f"))),
