@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import FusionregError
 from ..frozen import FrozenDict
 from ..ir import Graph, Node, Value
+from ..legality import mutated
 from ..match import Bindings
 from ..match_program import PatternIndex
 from ..ops import Vocabulary, infer, named
@@ -129,7 +130,7 @@ def _round(graph: Graph, compiled: Compiled, log: list[tuple[str, str]] | None) 
     names = _Names(graph)
     for _, _, i, found in candidates:
         if taken.isdisjoint(n.name for n in found.nodes):
-            made = _replacement(graph, compiled, i, found, names)
+            made = _replacement(view, compiled, i, found, names)
             if made is not None:
                 taken.update(n.name for n in found.nodes)
                 replacements.append(made)
@@ -153,8 +154,8 @@ class _Names:
         return name
 
 
-def _replacement(graph: Graph, compiled: Compiled, i: int, found: Bindings, names: _Names) -> Replacement | None:
-    rule, template = compiled.rules[i], compiled.replacements[i]
+def _replacement(view: View, compiled: Compiled, i: int, found: Bindings, names: _Names) -> Replacement | None:
+    graph, rule, template = view.graph, compiled.rules[i], compiled.replacements[i]
     site = Site(graph, found, compiled.index.programs[i].pattern)
     if not all(condition(site) for condition in rule.conditions):
         return None
@@ -165,10 +166,18 @@ def _replacement(graph: Graph, compiled: Compiled, i: int, found: Bindings, name
     old = graph.values[found.outputs["y"]]
     if isinstance(template, str):
         new = graph.values[found.inputs[template]]
+        if _written(view, new.name, old.name):
+            return None
         if new.dtype != old.dtype or not _same_shape(new, old) or old.name in graph.output_names:
             return None if found.root.op == "Identity" else _identity(found, gone, new, old)
         return Replacement(tuple(n.name for n in gone), renames=FrozenDict({old.name: new.name}))
     return _Emitter(graph, compiled.ops, site, derived, names).build(template, gone, old)
+
+
+def _written(view: View, *names: str) -> bool:
+    """Whether anything writes in place to memory that one of the values may lie in: then a copy is not its original."""
+    groups = {view.legality.alias(n) for n in names}
+    return any(view.legality.alias(w) in groups for _, node in view.legality.mutations for w in mutated(node))
 
 
 def _identity(found: Bindings, gone: Sequence[Node], new: Value, old: Value) -> Replacement | None:

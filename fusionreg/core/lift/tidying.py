@@ -111,6 +111,7 @@ def _kept_dims() -> Iterator[Rule]:
 
 RULES: tuple[Rule, ...] = (
     Rule("identity", "y = Identity(x)", "y = x"),
+    Rule("sum_of_two", "y = Sum(a, b)", "y = Add(a, b)"),
     Rule("dropout", "y = Dropout(x, seed=seed)", "y = x"),
     Rule("dropout", "y = Dropout(x, ratio, seed=seed)", "y = x"),
     Rule("dropout", "y = Dropout(x, ratio, False, seed=seed)", "y = x"),

@@ -45,7 +45,7 @@ INNER = {
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize(("erf", "half"), product(ERFS, HALVES))
+@pytest.mark.parametrize(("erf", "half"), list(product(ERFS, HALVES)))
 def test_erf_gelu(erf, half, kind):
     """rten#675 (½ last): each association of each spelling."""
     n = Spell(kind)
@@ -58,7 +58,7 @@ def test_erf_gelu(erf, half, kind):
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize(("inner", "half"), product(INNER, HALVES))
+@pytest.mark.parametrize(("inner", "half"), list(product(INNER, HALVES)))
 def test_tanh_gelu(inner, half, kind):
     n = Spell(kind)
     x = n.x(3, 5)

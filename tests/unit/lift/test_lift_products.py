@@ -274,6 +274,29 @@ def test_in_place_writes_between_stop_a_rewrite():
     assert "Swish" not in kinds(graph)
 
 
+@pytest.mark.parametrize("written", ["x", "copy", "other"])
+def test_a_copy_of_what_is_written_in_place_stays(written):
+    """y = x.clone(); x.add_(1): y is what x was."""
+    n = Spell()
+    x, z = n.x(4), n.x(4)
+    y = n.op("Identity", x)
+    n.node(
+        "Add",
+        ({"x": x, "copy": y, "other": z}[written], z),
+        [Value("w", "float32", (4,))],
+        mutates=({"x": x, "copy": y, "other": z}[written],),
+    )
+    graph = n.done(n.op("Neg", y), n.op("Abs", x), "w")
+    assert kinds(graph).get("Identity", 0) == (0 if written == "other" else 1)
+
+
+def test_sum_of_two():
+    n = Spell()
+    assert_lifted(n.done(n.op("Sum", n.x(3, 4), n.x(4))), {"Add": 1}, 1e-15)
+    n = Spell()
+    assert_lifted(n.done(n.op("Sum", n.x(3, 4), n.x(4), n.x(3, 1))), {"Sum": 1}, 1e-15)
+
+
 def test_rules_name_themselves_and_settle():
     from lifting import OPS
 
