@@ -44,8 +44,14 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize(("erf", "half"), list(product(ERFS, HALVES)))
+def combinations(spellings, *kinds):
+    """Every spelling with every product in float32, and each spelling with one product in the other dtypes."""
+    return [(s, h, "float32") for s, h in product(spellings, HALVES)] + [
+        (s, "x·½·a", k) for s, k in product(spellings, kinds)
+    ]
+
+
+@pytest.mark.parametrize(("erf", "half", "kind"), combinations(ERFS, "float16", "bfloat16", "float64"))
 def test_erf_gelu(erf, half, kind):
     """rten#675 (½ last): each association of each spelling."""
     n = Spell(kind)
@@ -57,8 +63,7 @@ def test_erf_gelu(erf, half, kind):
         assert_lifted(graph, {"Gelu": 1}, ERF)
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize(("inner", "half"), list(product(INNER, HALVES)))
+@pytest.mark.parametrize(("inner", "half", "kind"), combinations(INNER, "float16", "bfloat16"))
 def test_tanh_gelu(inner, half, kind):
     n = Spell(kind)
     x = n.x(3, 5)

@@ -31,8 +31,9 @@ def layer(n, x, axes=(-1,), square="pow", inverse="/√", twin=False, axes2=None
     return INVERSES[inverse](n, d, n.add(v, eps))
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("inverse", INVERSES)
+@pytest.mark.parametrize(
+    ("kind", "inverse"), [*(("float32", i) for i in INVERSES), ("float16", "/√"), ("bfloat16", "/√"), ("float64", "/√")]
+)
 @pytest.mark.parametrize("square", SQUARES)
 @pytest.mark.parametrize("twin", [False, True])
 def test_layer_norm(kind, inverse, square, twin):
