@@ -17,6 +17,7 @@ MAX_RATIO = 200
 #: … unless it is small: below this many bytes the factor does not matter.
 SMALL = 1 << 20
 MAX_ENTRIES = 200_000
+CHUNK = 1 << 24
 MAX_JSON = 1 << 29
 
 
@@ -73,9 +74,10 @@ class Archive:
         data = bytearray(info.file_size)  # read in place: weights are views of it
         try:
             with self._zip.open(info) as stream:
-                view, filled = memoryview(data), 0
-                while filled < len(data) and (count := stream.readinto(view[filled:])):
-                    filled += count
+                filled = 0
+                while filled < len(data) and (part := stream.read(min(CHUNK, len(data) - filled))):
+                    data[filled : filled + len(part)] = part
+                    filled += len(part)
                 rest = stream.read(1)
         except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as e:
             raise self.error(
@@ -128,7 +130,7 @@ class Archive:
             )  # fmt: skip
 
 
-def check_nested(data: bytes, whom: str) -> None:
+def check_nested(data: bytes | bytearray, whom: str) -> None:
     """The same checks for a zip inside the archive (weights that torch.save wrote)."""
     with zipfile.ZipFile(io.BytesIO(data)) as inner:
         for info in inner.infolist():

@@ -164,7 +164,7 @@ def emit_call(e: Emitter, call: Call, program: Program) -> None:
         made = emit(e, **given)
     except GraphError as error:
         raise e.refuse(error.found, error.expected) from error
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
         if isinstance(error, FusionregError):
             raise
         raise e.refuse(

@@ -61,8 +61,10 @@ def _trace(call: Call, names: list[str], metas: list[Any], e: Emitter, advice: s
         filled = {k: _fill(v, values) for k, v in call.args.items()}
         return overload(**filled)
 
-    examples = [torch.empty(m.shape, dtype=schemas.torch_dtype(m.dtype), device="cpu") for m in metas]  # never touched
     try:
+        examples = [
+            torch.empty(m.shape, dtype=schemas.torch_dtype(m.dtype), device="cpu") for m in metas
+        ]  # not touched
         return make_fx(run, decomposition_table=dict(core_aten_decompositions()), tracing_mode="fake")(*examples)
     except Exception as error:  # whatever torch raises on an operator it cannot trace
         if _random(call.target):

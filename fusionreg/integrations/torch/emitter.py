@@ -18,6 +18,9 @@ from fusionreg.core.ops import Vocabulary, infer, normalise
 
 from .program import Call, Meta, TensorMeta
 
+#: Largest table (a causal mask, a range, an identity matrix) that is made at load time, in elements.
+MAX_STORED = 1 << 28
+
 
 class V:
     """A value under construction; compared by identity.
@@ -145,6 +148,11 @@ class Emitter:
         if x.array is not None and x.array.size <= 1:
             return self.const(x.array.astype(dtype_row(dtype).numpy), dtype)
         return self.op("Cast", x, to=dtype, shape=x.shape)
+
+    def stored(self, *extents: int) -> None:
+        """Refuses a constant of more elements than a model's own tables have."""
+        if math.prod(extents) > MAX_STORED:
+            raise self.refuse(f"a table of {' × '.join(map(str, extents))} elements", f"at most {MAX_STORED}")
 
     # -- constants -------------------------------------------------------------------------------------------
 

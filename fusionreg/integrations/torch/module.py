@@ -9,9 +9,9 @@ import torch
 
 from fusionreg.core.errors import ArgumentError
 
-from . import arrays, schemas
+from . import arrays, schemas, symbols
 from .convert import Imported
-from .program import NumberMeta, TensorMeta
+from .program import Meta, NumberMeta, TensorMeta
 
 #: Runs a graph: arrays by input name → arrays by output name. On the CPU it is given NumPy views of the tensors'
 #: memory, on a GPU the tensors themselves.
@@ -80,6 +80,7 @@ class ExportedCallable:
         if len(leaves) != len(specs):
             raise ArgumentError("bad call of", program.name, f"{len(leaves)} arguments", f"{len(specs)}")
         bound: dict[str, Any] = {}
+        extents: dict[str, int] = {}
         for spec, leaf in zip(specs, leaves, strict=True):
             whom = f"{program.name}, argument {spec.name or spec.value!r}"
             if spec.kind == "literal":
@@ -87,7 +88,25 @@ class ExportedCallable:
                     raise ArgumentError("bad call of", whom, repr(leaf), f"{spec.value!r}, fixed at export")
                 continue
             bound[spec.name] = _tensor(leaf, program.metas[spec.name], whom)
+            self._agree(program.metas[spec.name], bound[spec.name], extents, whom)
         return bound
+
+    def _agree(self, meta: Meta, tensor: torch.Tensor, extents: dict[str, int], whom: str) -> None:
+        """Symbolic axes have one extent throughout a call, and one in their range."""
+        if not isinstance(meta, TensorMeta):
+            return
+        for axis, (name, extent) in enumerate(zip(meta.shape, tensor.shape, strict=True)):
+            if isinstance(name, int):
+                continue
+            wanted = extents.setdefault(name, extent) if name.isidentifier() else symbols.extent(name, extents)
+            low, high = self.imported.program.ranges.get(name, (0, None))
+            if wanted is not None and wanted != extent:
+                expected = f"{name} = {wanted}"
+            elif extent < low or (high is not None and extent > high):
+                expected = f"{name} in {low} … {'' if high is None else high}"
+            else:
+                continue
+            raise ArgumentError("wrong shape in a call of", whom, f"axis {axis} is {extent}", expected, axis=axis)
 
     def _write(self, values: Sequence[Any], given: Mapping[str, Any]) -> None:
         names = {target: name for name, target in self.imported.states.items()}

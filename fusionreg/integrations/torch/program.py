@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fusionreg.core.errors import ModelError
-from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.frozen import EMPTY, FrozenDict
 from fusionreg.core.ir import Dim, Shape
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ class Program:
         call_structure: how ``(args, kwargs)`` flatten to the user inputs.
         result_structure: how the user outputs unflatten.
         argument_names: names of the positional parameters of ``forward``, where recorded.
+        ranges: least and largest extent of a symbolic axis, None where unbounded.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Program:
     call_structure: Structure
     result_structure: Structure
     argument_names: tuple[str, ...] = ()
+    ranges: FrozenDict[str, tuple[int, int | None]] = EMPTY
 
     def with_(self, **changes: Any) -> Program:
         """A copy with the given fields replaced."""

@@ -26,7 +26,7 @@ from .program import (
     check_target,
     substitute,
 )
-from .read_fx import REGIONS
+from .read_fx import REGIONS, least
 
 #: Major version of the schema that this reader knows; minor versions only add optional fields.
 SCHEMA_MAJOR = 8
@@ -64,7 +64,8 @@ def read(document: Mapping[str, Any], weights: Mapping[str, torch.Tensor], whom:
             "Save it again with torch 2.8 or newer",
         )  # fmt: skip
     try:
-        return _Reader(whom).program(document["graph_module"], weights)
+        program = _Reader(whom).program(document["graph_module"], weights)
+        return program.with_(ranges=FrozenDict(_ranges(document.get("range_constraints") or {})))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as e:
         raise ModelError(
             "cannot load model", whom, f"malformed graph ({type(e).__name__}: {e})", "torch's export schema"
@@ -92,6 +93,14 @@ def extent(size: Mapping[str, Any]) -> Dim:
     if kind == "as_int":
         return int(value)
     return symbols.readable(value["expr_str"])
+
+
+def _ranges(table: Mapping[str, Any]) -> dict[str, tuple[int, int | None]]:
+    found: dict[str, tuple[int, int | None]] = {}
+    for name, bounds in table.items():
+        low, high = bounds.get("min_val"), bounds.get("max_val")
+        found[symbols.readable(name)] = least(int(low or 0)), int(high) if high is not None and high < 2**62 else None
+    return found
 
 
 class _Reader:

@@ -54,7 +54,19 @@ def read(ep: torch.export.ExportedProgram, name: str = "model") -> Program:
         call_structure=Structure(ep.call_spec.in_spec),
         result_structure=Structure(ep.call_spec.out_spec),
         argument_names=tuple(getattr(entry, "forward_arg_names", None) or ()),
+        ranges=FrozenDict({str(k): _range(v) for k, v in ep.range_constraints.items()}),
     )
+
+
+def _range(bounds: Any) -> tuple[int, int | None]:
+    """Of a symbolic extent; torch writes infinity in several ways, all beyond any extent."""
+    upper = bounds.upper
+    return least(int(bounds.lower)), int(upper) if upper.is_Integer and int(upper) < 2**62 else None
+
+
+def least(recorded: int) -> int:
+    """A recorded minimum of 2 is export's assumption while tracing, not a limit of the program: 0 and 1 are allowed."""
+    return recorded if recorded > 2 else 0
 
 
 def enables_autocast(ep: torch.export.ExportedProgram) -> bool:

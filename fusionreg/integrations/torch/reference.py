@@ -18,7 +18,7 @@ import torch
 from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import FrozenDict
 
-from . import schemas
+from . import schemas, symbols
 from .aten import SILENT
 from .program import Call, NumberMeta, Program, Ref, TensorMeta
 
@@ -147,12 +147,15 @@ def _argument(value: Any, env: Mapping[str, Any], where: torch.device) -> Any:
 
 
 def example_inputs(program: Program, seed: int = 0, sizes: Mapping[str, int] | None = None) -> list[Any]:
-    """Leaves of a call: normal floats, whole numbers of 0 … 9, coin-flip bools, by recorded dtype and shape.
+    """Leaves of a call: normal floats, coin-flip bools, whole numbers below 10 or the rows of their table.
 
-    ``sizes``: extent of symbolic axes by name; those left out are 4. Numbers fixed at export come as they are.
+    ``sizes``: extent of symbolic axes by name; those left out are 4, or as near to it as their range allows. Numbers
+    fixed at export come as they are.
     """
     generator = torch.Generator().manual_seed(seed)
-    chosen = dict(sizes or {})
+    chosen = {name: min(max(4, low), high or max(4, low)) for name, (low, high) in program.ranges.items()}
+    chosen |= sizes or {}
+    rows = _rows(program)
     leaves: list[Any] = []
     for spec in program.user_inputs:
         meta = program.metas.get(spec.name)
@@ -161,12 +164,38 @@ def example_inputs(program: Program, seed: int = 0, sizes: Mapping[str, int] | N
         elif isinstance(meta, NumberMeta):
             leaves.append(chosen.get(str(meta.value), 4))
         elif isinstance(meta, TensorMeta):
-            shape = [d if isinstance(d, int) else chosen.get(d, 4) for d in meta.shape]
+            shape = [d if isinstance(d, int) else symbols.extent(d, chosen) or 4 for d in meta.shape]
             dtype = schemas.torch_dtype(meta.dtype)
             if dtype == torch.bool:
                 leaves.append(torch.rand(shape, generator=generator) < 0.5)
             elif dtype.is_floating_point or dtype.is_complex:
                 leaves.append(torch.randn(shape, generator=generator).to(dtype))
             else:
-                leaves.append(torch.randint(0, 10, shape, generator=generator).to(dtype))
+                leaves.append(torch.randint(0, rows.get(spec.name, 10), shape, generator=generator).to(dtype))
     return leaves
+
+
+def _rows(program: Program) -> dict[str, int]:
+    """The number of rows of the smallest table that each whole-number argument indexes."""
+    limits: dict[str, int] = {}
+    origin = {spec.name: spec.name for spec in program.user_inputs}
+    for call in program.calls:
+        if call.target in _FOLLOWED and isinstance(call.args.get("self"), Ref):
+            source = origin.get(call.args["self"].name)
+            origin |= dict.fromkeys(call.outputs, source) if source else {}
+        elif call.target == "aten.embedding.default":
+            table, index = (program.metas.get(call.args[name].name) for name in ("weight", "indices"))
+            name = origin.get(call.args["indices"].name)
+            if name and isinstance(table, TensorMeta) and isinstance(table.shape[0], int) and index is not None:
+                limits[name] = max(min(limits.get(name, table.shape[0]), table.shape[0]), 1)
+    return limits
+
+
+#: Operators behind which a whole-number argument is still the same indices.
+_FOLLOWED = frozenset(
+    f"aten.{name}"
+    for name in (
+        "view.default", "reshape.default", "to.dtype", "_to_copy.default", "unsqueeze.default", "clone.default",
+        "slice.Tensor", "contiguous.default", "alias.default", "expand.default",
+    )
+)  # fmt: skip

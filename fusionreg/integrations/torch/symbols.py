@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 
 from fusionreg.core.errors import ModelError
 
@@ -55,6 +56,29 @@ def _show(node: ast.expr) -> str:
     raise ValueError(f"{type(node).__name__} is not allowed")
 
 
+def extent(text: str, known: Mapping[str, int]) -> int | None:
+    """The number that a readable extent stands for, where its symbols are known and it is made of + - * // alone."""
+    try:
+        return _value(ast.parse(text, mode="eval").body, known)
+    except (KeyError, ZeroDivisionError, SyntaxError):
+        return None
+
+
+def _value(node: ast.expr, known: Mapping[str, int]) -> int | None:
+    match node:
+        case ast.Name(id=name):
+            return known[name]
+        case ast.Constant(value=int() as value):
+            return value
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.FloorDiv() as op, right=right):
+            a, b = _value(left, known), _value(right, known)
+            return None if a is None or b is None else _ARITHMETIC[type(op)](a, b)
+    return None
+
+
+_ARITHMETIC: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
 _OPERATORS = {
     ast.Add: " + ",
     ast.Sub: " - ",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fusionreg
-from fusionreg.core.errors import ModelError
+from fusionreg.core.errors import ArgumentError, ModelError
 from fusionreg.core.evaluate import evaluate
 from fusionreg.core.ops import default_vocabulary
 from fusionreg.integrations import open_model
@@ -103,6 +103,36 @@ def test_arrays_share_memory():
     frozen = to_numpy(torch.zeros(2), writable=False)
     assert not frozen.flags.writeable and from_numpy(frozen).data_ptr() != frozen.ctypes.data
     assert from_numpy(np.arange(4)[::-1]).tolist() == [3, 2, 1, 0]
+
+
+def test_random_inputs_fit_the_model(tmp_path):
+    """A .pt2 brings none (its own are never opened): indices stay below the table's rows, extents in their ranges."""
+
+    class Embedded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(3, 4)
+
+        def forward(self, i, x, y):
+            return self.table(i.view(-1)).sum() + x.sum() + y
+
+    batch = torch.export.Dim("batch", min=6, max=12)
+    args = (torch.ones(8, 2, dtype=torch.int64), torch.randn(8, 4), torch.randn(16))
+    ep = export(Embedded(), args, None, ({0: batch}, {0: batch}, {0: 2 * batch}))
+    torch.export.save(ep, tmp_path / "e.pt2")
+    opened = open_model(tmp_path / "e.pt2", ops=OPS)
+    inputs = opened.example(0)
+    assert [v.shape for v in inputs.values()] == [(6, 2), (6, 4), (12,)] and 0 <= inputs["i"].min() <= inputs[
+        "i"
+    ].max() < 3
+    (want,), (got,) = opened.reference(inputs).values(), evaluate(opened.graph, inputs, ops=OPS).values()
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    call = opened.wrap(
+        lambda *given: evaluate(opened.graph, dict(zip(opened.graph.inputs, given, strict=True)), ops=OPS)
+    )
+    for sizes, words in (((6, 7, 12), "s[0-9]+ = 6"), ((6, 6, 13), "= 12"), ((13, 13, 26), "in 6 … 12")):
+        with pytest.raises(ArgumentError, match=words):
+            call(torch.zeros(sizes[0], 2, dtype=torch.int64), torch.zeros(sizes[1], 4), torch.zeros(sizes[2]))
 
 
 # -- package.module:callable ---------------------------------------------------------------------------------

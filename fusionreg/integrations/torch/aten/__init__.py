@@ -14,6 +14,7 @@ from . import (
     creation,
     indexing,
     linear,
+    movement,
     normalization,
     pointwise,
     reductions,
@@ -24,8 +25,8 @@ from . import (
 Emit = Callable[..., Any]
 
 _TOPICS = (
-    pointwise, activations, linear, attention, convolution, normalization, reductions, shapes, indexing, creation,
-    symbolic,
+    pointwise, activations, linear, attention, convolution, normalization, reductions, shapes, movement, indexing,
+    creation, symbolic,
 )  # fmt: skip
 
 #: Overload → ``f(emitter, **arguments by schema name)``; the result is a value, or a tuple of values.

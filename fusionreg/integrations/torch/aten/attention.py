@@ -66,6 +66,7 @@ def _causal_mask(e: Emitter, query: V, key: V) -> V:
     """Lower triangle from the top left corner, (L S) bool."""
     rows, columns = e.size(query, query.rank - 2), e.size(key, key.rank - 2)
     if isinstance(rows, int) and isinstance(columns, int):
+        e.stored(rows, columns)
         return e.const(np.tril(np.ones((rows, columns), np.bool_)), "bool")
     ones = e.op("Expand", e.number(1, "int32"), e.ints([rows, columns]), shape=e.dims([rows, columns]))
     return e.cast(e.op("Trilu", ones, upper=0), "bool")

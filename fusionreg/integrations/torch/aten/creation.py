@@ -74,7 +74,9 @@ def scalar_tensor(e: Emitter, s: Any, **_: Any) -> V:
 
 def arange(e: Emitter, end: Any, start: Any = 0, step: Any = 1, **_: Any) -> V:
     dtype = e.out.dtype
-    if not any(isinstance(v, V) for v in (start, end, step)):
+    fixed = not any(isinstance(v, V) for v in (start, end, step))
+    if fixed:
+        e.stored(math.ceil((end - start) / step))
         return e.const(
             np.arange(start, end, step, dtype=np.float64 if isinstance(start + end + step, float) else np.int64), dtype
         )
@@ -84,6 +86,7 @@ def arange(e: Emitter, end: Any, start: Any = 0, step: Any = 1, **_: Any) -> V:
 
 
 def linspace(e: Emitter, start: Any, end: Any, steps: int, **_: Any) -> V:
+    e.stored(steps)
     return e.const(np.linspace(start, end, steps), e.out.dtype)
 
 
@@ -91,11 +94,13 @@ def eye(e: Emitter, n: Any, m: Any = None, **_: Any) -> V:
     columns = n if m is None else m
     if not isinstance(n, int) or not isinstance(columns, int):
         raise e.refuse("an identity matrix of symbolic size", "a size known at export")
+    e.stored(n, columns)
     return e.const(np.eye(n, columns), e.out.dtype)
 
 
 def tri_indices(lower: bool) -> Any:
     def emit(e: Emitter, row: int, col: int, offset: int = 0, **_: Any) -> V:
+        e.stored(row, col)
         rows, columns = np.tril_indices(row, offset, col) if lower else np.triu_indices(row, offset, col)
         return e.const(np.stack([rows, columns]), e.out.dtype)
 

@@ -182,6 +182,7 @@ def _slices(e: Emitter, x: V, axis: int, index: V, src: V, settings: dict[str, A
 def one_hot(e: Emitter, self: V, num_classes: int = -1, **_: Any) -> V:
     if num_classes < 0:
         raise e.refuse("one_hot without num_classes", "num_classes given; its size depends on data otherwise")
+    e.stored(num_classes)
     classes = e.const(list(range(num_classes)), "int64")
     return e.cast(e.op("Equal", e.unsqueeze(self, self.rank), classes), "int64")
 
