@@ -19,6 +19,7 @@ _HOMES = {
     "OpSpec": "fusionreg.core.spec",
     "Case": "fusionreg.core.spec",
     "Tolerance": "fusionreg.core.spec",
+    "Workload": "fusionreg.core.spec",
     "hookimpl": "fusionreg.hookspecs",
     "FusionregError": "fusionreg.core.errors",
 }
@@ -28,7 +29,7 @@ __all__ = ["__version__", *_HOMES]
 if TYPE_CHECKING:
     from fusionreg.api import Registry, fuse, load_registry
     from fusionreg.core.errors import FusionregError
-    from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance
+    from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance, Workload
     from fusionreg.hookspecs import hookimpl
 
 

@@ -19,7 +19,7 @@ from fusionreg.cli import commands  # noqa: F401  registers the commands
 from fusionreg.cli.main import app
 from fusionreg.core import evidence
 from fusionreg.core.registry import load
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance, Workload
 from fusionreg.core.targets import SHIPPED, accepts, target
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +46,7 @@ def hooks() -> str:
 def fields() -> str:
     """Every field of every record."""
     lines = []
-    for record in (FusionSpec, KernelSpec, AttributeSpec, Case, Tolerance, OpSpec):
+    for record in (FusionSpec, KernelSpec, AttributeSpec, Case, Workload, Tolerance, OpSpec):
         lines += [
             f"### {record.__name__}",
             "",

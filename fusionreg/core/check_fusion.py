@@ -16,7 +16,7 @@ from .errors import SpecError, UnknownNameError
 from .frozen import FrozenDict
 from .intervals import EXTENT, Conditions
 from .pattern import AttributeName, PatternGraph, parse_pattern
-from .spec import REQUIRED, AttributeSpec, Case, FusionSpec, OpSpec
+from .spec import GOAL_NAMES, REQUIRED, AttributeSpec, Case, FusionSpec, OpSpec, Workload
 from .tensors import TensorType, folded_axis
 
 #: Predicates that make sense before any memory is laid out: a constraint is decided when a graph is matched.
@@ -57,6 +57,10 @@ def check_fusion(
             check_case(problems, f"cases[{i}]", case, entry)
         if len({c.name for c in spec.cases}) < len(spec.cases):
             problems.add("cases", "two cases have one name", "unique names")
+        for i, workload in enumerate(spec.workloads):
+            check_workload(problems, f"workloads[{i}]", workload, entry)
+        if len({w.name for w in spec.workloads}) < len(spec.workloads):
+            problems.add("workloads", "two workloads have one name", "unique names")
         _check_tolerances(problems, entry)
     if problems.found:
         return None, problems.found
@@ -241,12 +245,45 @@ def _check_spellings(problems: Problems, entry: FusionEntry) -> None:
 
 def check_case(problems: Problems, at: str, case: Case, entry: FusionEntry) -> None:
     """Notes what in a conformance case does not fit the fusion."""
+    _check_problem(problems, at, case, {"values": tuple(entry.spec.inputs)}, entry)
+
+
+def check_workload(problems: Problems, at: str, workload: Workload, entry: FusionEntry) -> None:
+    """Notes what in a workload does not fit the fusion, and what it leaves open: one problem is one shape and dtype."""
     spec = entry.spec
-    known: dict[str, tuple[str, ...]] = {
-        "axes": entry.axes,
-        "attributes": (*spec.attributes, *entry.choices),
-        "values": tuple(spec.inputs),
-    }
+    known = {"dtypes": tuple(spec.dtypes), "forms": tuple(spec.inputs)}
+    _check_problem(problems, at, workload, known, entry)
+    for field, names in (("axes", entry.axes), ("dtypes", tuple(spec.dtypes))):
+        missing = [n for n in names if n not in getattr(workload, field) and n not in spec.attributes]
+        if missing:
+            problems.add(f"{at}.{field}", f"nothing for {', '.join(missing)}", "one for each")
+    for name, word in workload.dtypes.items():
+        if name in spec.dtypes and word not in spec.dtypes[name]:
+            problems.add(f"{at}.dtypes", f"{name} = {word!r}", f"one of {', '.join(spec.dtypes[name])}")
+    for name, text in workload.forms.items():
+        if name in entry.inputs and form_index(entry.inputs[name], text) is None:
+            problems.add(f"{at}.forms", f"{name} is {text!r}", f"one form of {entry.inputs[name]}")
+    if workload.goal:
+        problems.expression(f"{at}.goal", workload.goal, Scope(frozenset(GOAL_NAMES), predicates=frozenset()))
+
+
+def form_index(kind: TensorType, text: str) -> int | None:
+    """Which form of a tensor a text such as ``T[N]`` names; None when it names none."""
+    try:
+        wanted = TensorType.parse(text)
+    except SpecError:
+        return None
+    if wanted.dtype != kind.dtype or len(wanted.forms) > 1 or wanted.forms[0] not in kind.forms:
+        return None
+    return kind.forms.index(wanted.forms[0])
+
+
+def _check_problem(
+    problems: Problems, at: str, case: Case | Workload, further: Mapping[str, tuple[str, ...]], entry: FusionEntry
+) -> None:
+    """What cases and workloads have in common: axes, attributes and choices, absent inputs, leading extents."""
+    spec = entry.spec
+    known = {"axes": entry.axes, "attributes": (*spec.attributes, *entry.choices), **further}
     for field, names in known.items():
         for name in getattr(case, field):
             if name not in names:
@@ -278,7 +315,7 @@ def check_case(problems: Problems, at: str, case: Case, entry: FusionEntry) -> N
         constraints = Conditions(spec.constraints)
         wrong = [constraints.impossible({**env, **fixed}) for env in environments(entry, constraints.names)]
         if wrong and None not in wrong:
-            problems.add(at, f"the constraint {wrong[0]!r} does not hold", "a case that the fusion accepts")
+            problems.add(at, f"the constraint {wrong[0]!r} does not hold", "what the fusion accepts")
 
 
 def _check_tolerances(problems: Problems, entry: FusionEntry) -> None:

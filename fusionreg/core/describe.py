@@ -13,6 +13,7 @@ from .units import first_units
 
 if TYPE_CHECKING:
     from .entries import FusionEntry, KernelEntry
+    from .spec import Workload
 
 
 def sources(entry: FusionEntry, *, arch: str, kernel: str = "", dtype: str = "") -> Iterator[KernelSource]:
@@ -51,9 +52,18 @@ def text(entry: FusionEntry) -> str:
     attributes = {n: f"{a.type} = {a.default!r}  {a.summary}".rstrip() for n, a in spec.attributes.items()}
     lines += _section("attributes", attributes)
     lines += _section("legal when", dict.fromkeys(spec.constraints, ""))
+    lines += _section("workloads", {w.name: _workload(w) for w in spec.workloads})
     for kernel in entry.kernels:
         lines += _kernel(entry, kernel)
     return "\n".join(lines)
+
+
+def _workload(workload: Workload) -> str:
+    words = {**workload.dtypes, **workload.axes, **workload.attributes, **workload.forms}
+    said = [workload.row, "CUDA graph" if workload.mode == "g" else "", " ".join(f"{k}={v}" for k, v in words.items())]
+    said += [f"batch={workload.batch}" if workload.batch else "", f"without {', '.join(workload.absent)}"]
+    said = said[:-1] if not workload.absent else said
+    return "  ".join(filter(None, [*said, f"goal {workload.goal}" if workload.goal else ""]))
 
 
 def _kernel(entry: FusionEntry, kernel: KernelEntry) -> list[str]:

@@ -92,6 +92,40 @@ class Tolerance(Record):
     """Why the general rule cannot hold."""
 
 
+#: What the goal of a workload may name: the milliseconds of each peer, of the fastest one that computes the same
+#: (``best``), and the floor. ``product`` and ``epilogue`` are a library's bare matrix product, and the one with bias
+#: and activation in its epilogue.
+GOAL_NAMES = ("eager", "compile", "product", "epilogue", "liger", "quack", "best", "floor")
+
+
+class Workload(Record):
+    """One problem whose speed matters: what ``fusionreg bench`` measures."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.+×x-]*$", max_length=60)
+    """Unique among the fusion's workloads, e.g. ``8192x8192x8192-bf16``."""
+    row: str = ""
+    """What it belongs to, for grouping and for ``bench --only``."""
+    mode: Literal["b", "g"] = "b"
+    """``b``: single launches, L2 flushed before each; ``g``: replay of a CUDA graph, for small problems."""
+    axes: FrozenDict[str, int]
+    """Extent of every axis."""
+    batch: tuple[int, ...] = ()
+    """Leading extents bound to ``...``."""
+    dtypes: FrozenDict[str, str]
+    """Dtype of every dtype variable."""
+    attributes: FrozenDict[str, Scalar] = EMPTY
+    """Attributes and choices by name."""
+    forms: FrozenDict[str, str] = EMPTY
+    """Input name → the form it takes, as its tensor text writes it, e.g. ``T[N]``; the first that fits where it is
+    not named."""
+    absent: tuple[str, ...] = ()
+    """Optional inputs that are left out."""
+    goal: str = ""
+    """Milliseconds that it should take at most, an expression over :data:`GOAL_NAMES`; empty where there is none."""
+    summary: str = ""
+    """Where such a problem occurs."""
+
+
 class KernelSpec(Record):
     """One kernel: which template, on which problems, with which geometry."""
 
@@ -175,6 +209,8 @@ class FusionSpec(Record):
     """Conformance cases beyond the derived ones."""
     tolerances: tuple[Tolerance, ...] = ()
     """Exceptions to the general error rule."""
+    workloads: tuple[Workload, ...] = ()
+    """Problems whose speed is measured."""
     kernels: tuple[KernelSpec, ...] = ()
     """Kernels that come with it; other plugins may add more."""
     tags: tuple[str, ...] = ()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec
 
+from .workloads import workloads
+
 ACTIVATIONS = 'any_of(Relu, Gelu, Sigmoid, Tanh, Swish, "activation", gelu_tanh=Gelu(approximate="tanh"))'
 
 #: Which form of `T[] | T[N]` scale took, and of `T[] | T[N] | T[M 1]` bias; -1 where the fusion has none.
@@ -102,6 +104,7 @@ def _fusion(
         },
         constraints=("shape(w, -1) == (K if transB else N)", "shape(w, -2) == (N if transB else K)"),
         cases=(*cases, *_CASES),
+        workloads=workloads(operands),
         kernels=_kernels(constants),
         tags=("S7", "inference", "gemm"),
     )
