@@ -1,0 +1,87 @@
+"""The gemm family on a GPU: full conformance, and problems too large for anything else."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusionreg.core.cache import Cache
+from fusionreg.core.conformance import run
+from fusionreg.core.registry import catalog as registry
+
+pytestmark = pytest.mark.gpu
+
+CATALOG = registry.load(allow=("gemm",))
+KERNELS = [(f, k.name) for f, e in CATALOG.fusions.items() for k in e.kernels]
+
+
+@pytest.mark.parametrize(("fusion", "kernel"), KERNELS)
+def test_conforms(fusion, kernel):
+    report = run(CATALOG, [fusion], kernels=[kernel], device="cuda", cases="all", cache=Cache())
+    assert report.ok, "\n".join(map(str, report.failures))
+    assert report.counts["PASSED"] > 80
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def runtime():
+    from fusionreg.core.runtime import Runtime
+
+    return Runtime(CATALOG, device="cuda")
+
+
+def ones(torch, *shape):
+    return torch.ones(shape, device="cuda", dtype=torch.float16)
+
+
+@pytest.mark.parametrize("k", [8, 7], ids=["tensor_core", "plain"])
+def test_outputs_of_more_than_2_to_the_31_elements(torch, runtime, k):
+    rows, columns = 2**16 + 3, 2**15 + 8
+    x = ones(torch, rows, k)
+    x[-1] = 2
+    y = runtime.call("gemm.scale", x, ones(torch, k, columns), ones(torch), activation="none", transB=0)
+    for row, value in ((0, k), (2**16, k), (-2, k), (-1, 2 * k)):
+        assert (y[row] == value).all()
+
+
+@pytest.mark.parametrize("k", [8, 7], ids=["tensor_core", "plain"])
+def test_operands_of_more_than_2_to_the_31_elements(torch, runtime, k):
+    """Rows 2^22 elements apart: offsets pass 2^31 after 512 of them."""
+    base = torch.full((520, 2**22), float("nan"), device="cuda", dtype=torch.float16)
+    x = base[:, :k]
+    x[...] = 1
+    y = runtime.call("gemm.activation", x, ones(torch, k, 16), activation="Relu", transB=0)
+    assert (y == k).all()
+
+
+@pytest.mark.parametrize("leading", [(65536, 1), (70000,)], ids=str)
+def test_more_rows_than_a_grid_axis_holds(torch, runtime, leading):
+    x = torch.zeros((*leading, 8), device="cuda", dtype=torch.bfloat16)
+    x[-1] = 1
+    w = torch.ones((8, 8), device="cuda", dtype=torch.bfloat16)
+    y = runtime.call("gemm.activation", x, w, activation="Relu", transB=0)
+    assert (y[-1] == 8).all() and y.float().sum() == 64
+
+
+@pytest.mark.parametrize("transB", [0, 1])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_against_cublas_at_the_size_of_a_layer(torch, runtime, dtype, transB):
+    kind = getattr(torch, dtype)
+    torch.manual_seed(0)
+    x = torch.randn(512, 1024, device="cuda", dtype=kind)
+    w = torch.randn(*((4096, 1024) if transB else (1024, 4096)), device="cuda", dtype=kind) / 32
+    bias = torch.randn(4096, device="cuda", dtype=kind)
+    y = runtime.call("gemm.bias", x, w, bias, activation="Gelu", transB=transB)
+    exact = torch.nn.functional.gelu(x.double() @ (w.T if transB else w).double() + bias.double())
+    ulp = 2.0 ** (-10 if dtype == "float16" else -7)
+    assert ((y.double() - exact).abs() <= 1e-5 + ulp * exact.abs()).all()
+
+
+def test_sixteen_repeats_are_bit_identical(torch, runtime):
+    x, w = torch.randn(333, 520, device="cuda").half(), torch.randn(520, 264, device="cuda").half()
+    first = runtime.call("gemm.activation", x, w, activation="Swish", transB=0)
+    for _ in range(16):
+        assert torch.equal(runtime.call("gemm.activation", x, w, activation="Swish", transB=0), first)
