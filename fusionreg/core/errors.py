@@ -9,6 +9,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+#: Up to this many names are listed where none is near.
+FEW = 6
+
+
 class FusionregError(Exception):
     """Base of all typed errors.
 
@@ -62,8 +66,9 @@ class UnknownNameError(FusionregError, KeyError):
     def among(cls, kind: str, name: str, known: Iterable[str], next_step: str = "") -> UnknownNameError:
         known = sorted(known)
         close = get_close_matches(name, known, n=3, cutoff=0.5)
-        expected = f"did you mean {' or '.join(close)}?" if close else f"one of {len(known)} known names"
-        return cls("unknown", kind, repr(name), expected.rstrip("?"), next_step, name=name, close=tuple(close))
+        listed = ", ".join(known) if len(known) <= FEW else f"{len(known)} known names"
+        expected = f"did you mean {' or '.join(close)}" if close else f"one of {listed}" if known else "there is none"
+        return cls("unknown", kind, repr(name), expected, next_step, name=name, close=tuple(close))
 
     def __str__(self) -> str:  # KeyError quotes its argument; this is a sentence
         return Exception.__str__(self)
@@ -94,7 +99,7 @@ class ArgumentError(FusionregError, ValueError):
 
 
 class MisfitError(ArgumentError):
-    """Shapes, dtypes or attributes of a call are outside what the fusion declares; its operators may still take them."""
+    """Shapes, dtypes or attributes of a call are outside what the fusion declares; its operators may take them."""
 
 
 class LaunchError(FusionregError, RuntimeError):

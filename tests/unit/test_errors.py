@@ -40,6 +40,9 @@ def test_did_you_mean():
     assert str(error).startswith("unknown fusion: 'gemm.bais' — did you mean gemm.bias")
     assert error.facts["close"][0] == "gemm.bias" and error.facts["name"] == "gemm.bais"
     far = UnknownNameError.among("fusion", "zzz", ["gemm.bias"], "Run `fusionreg list`")
-    assert str(far) == "unknown fusion: 'zzz' — one of 1 known names. Run `fusionreg list`."
+    assert str(far) == "unknown fusion: 'zzz' — one of gemm.bias. Run `fusionreg list`."
+    many = [f"family.f{i}" for i in range(40)]
+    assert str(UnknownNameError.among("fusion", "zzz", many)) == "unknown fusion: 'zzz' — one of 40 known names."
+    assert str(UnknownNameError.among("fusion", "zzz", [])) == "unknown fusion: 'zzz' — there is none."
     with pytest.raises(KeyError):
         raise far
