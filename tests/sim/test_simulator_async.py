@@ -1,4 +1,4 @@
-"""Asynchronous copies, mbarriers, clusters, distributed shared memory, grid-wide barriers: values, and what they catch."""
+"""Asynchronous copies, mbarriers, clusters, distributed shared memory, grid-wide barriers: values and faults."""
 
 from __future__ import annotations
 
@@ -219,7 +219,8 @@ extern "C" __global__ void k(const float* x, float* y) {
   if (t == 0) { float s = 0; for (int i = 0; i < 32; ++i) s += dynamic[i]; part = s; }
   FIRST;
   float total = 0;
-  for (unsigned r = 0; r < cluster.num_blocks(); ++r) total += *cluster.map_shared_rank(&part, r) + cluster.map_shared_rank(dynamic, r)[t];
+  for (unsigned r = 0; r < cluster.num_blocks(); ++r)
+    total += *cluster.map_shared_rank(&part, r) + cluster.map_shared_rank(dynamic, r)[t];
   LAST;
   y[blockIdx.x * 32 + t] = total * 100 + cluster.block_rank();
 }

@@ -32,10 +32,16 @@ def body(text: str) -> str:
             "extern __shared__ __align__(128) unsigned char smem_[ ] ;",
             "static unsigned char* const smem_ = reinterpret_cast<unsigned char*>(frsim_dynamic);",
         ),
-        ("extern __shared__ alignas(16) float4 v[];", "static float4* const v = reinterpret_cast<float4*>(frsim_dynamic);"),
-        ("extern volatile __shared__ int f[];", "static volatile int* const f = reinterpret_cast<volatile int*>(frsim_dynamic);"),
+        ("extern __shared__ alignas(16) int4 v[];", "static int4* const v = reinterpret_cast<int4*>(frsim_dynamic);"),
+        (
+            "extern volatile __shared__ T f[];",
+            "static volatile T* const f = reinterpret_cast<volatile T*>(frsim_dynamic);",
+        ),
         ("extern __align__(8) __shared__ T s[];", "static T* const s = reinterpret_cast<T*>(frsim_dynamic);"),
-        ("extern\n  __shared__\n  ns::Pair<int, 3> p[];", "static ns::Pair<int, 3>* const p = reinterpret_cast<ns::Pair<int, 3>*>(frsim_dynamic);\n\n"),
+        (
+            "extern\n  __shared__\n  n::P<int, 3> p[];",
+            "static n::P<int, 3>* const p = reinterpret_cast<n::P<int, 3>*>(frsim_dynamic);",
+        ),
         ("static __shared__ int a[4];", "__shared__ int a[4];"),
         ("__shared__ static int a[4];", "__shared__ int a[4];"),
         ("__shared__ alignas(16) float a[4];", "__shared__ __align__(16) float a[4];"),
@@ -46,7 +52,7 @@ def body(text: str) -> str:
     ],
 )  # fmt: skip
 def test_declarations_of_shared_memory(given, expected):
-    assert body(given) == expected.rstrip("\n")
+    assert body(given) == expected
     lines = host_text(f"{given}\nlast", "k", "sm_80").splitlines()
     assert lines.index("last") - lines.index('#line 1 "unit.cu"') == given.count("\n") + 2  # where it was
 
@@ -110,7 +116,7 @@ def test_no_headers(monkeypatch, tmp_path):
     from fusionreg.core import headers
 
     monkeypatch.setattr(headers, "include_directories", lambda: (tmp_path,))
-    with pytest.raises(MissingDependencyError, match="cuda_fp16.h"):
+    with pytest.raises(MissingDependencyError, match=r"cuda_fp16\.h"):
         simulator.compile_text(KERNEL, "k", cache=Cache(tmp_path / "cache"))
 
 
@@ -127,8 +133,18 @@ def test_folders_of_the_build_are_removed(tmp_path, monkeypatch):
 
 def test_shared_variables_are_known_by_name(sim_cache):
     kernel = simulator.compile_text(
-        """template <int N> __device__ float f(float v) { __shared__ float part[N]; part[0] = v; __syncthreads(); return part[1]; }
-        extern "C" __global__ void k(float* y) { __shared__ __align__(16) int s[3]; s[0] = y[0]; __syncthreads(); y[0] = f<5>(s[1]) + f<7>(s[2]); }""",
+        """template <int N> __device__ float f(float v) {
+          __shared__ float part[N];
+          part[0] = v;
+          __syncthreads();
+          return part[1];
+        }
+        extern "C" __global__ void k(float* y) {
+          __shared__ __align__(16) int s[3];
+          s[0] = y[0];
+          __syncthreads();
+          y[0] = f<5>(s[1]) + f<7>(s[2]);
+        }""",
         "k", cache=sim_cache,
     )  # fmt: skip
     variables = uninitialised(kernel.prepare("fast").data)
@@ -142,7 +158,8 @@ def test_shared_variables_are_known_by_name(sim_cache):
 )
 def test_device_variables(sim_cache, geometry, declaration, fine):
     """Device memory that outlives a block must not be taken for shared memory."""
-    text = f'__device__ {declaration}\nextern "C" __global__ void k(int* y) {{ y[0] = sizeof count + *reinterpret_cast<int*>(&count); }}'
+    kernel = 'extern "C" __global__ void k(int* y) { y[0] = sizeof count + *reinterpret_cast<int*>(&count); }'
+    text = f"__device__ {declaration}\n{kernel}"
     if fine:
         y = np.zeros(1, np.int32)
         simulator.compile_text(text, "k", cache=sim_cache).launch([y], geometry(block=(1, 1, 1)))

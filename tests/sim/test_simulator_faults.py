@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -25,12 +25,9 @@ class Fault:
     block: int = 64
     grid: int = 1
     shared: int = 0
-    extra: str = ""
-    launch: dict = field(default_factory=dict)
 
     def text(self, fault: bool) -> str:
         return f"""#define FAULT {int(fault)}
-{self.extra}
 extern "C" __global__ void k(const float* __restrict__ x, float* __restrict__ y, long long n) {{
   const int t = threadIdx.x;
   const long long i = blockIdx.x * (long long)blockDim.x + t;
@@ -45,44 +42,117 @@ extern "C" __global__ void k(const float* __restrict__ x, float* __restrict__ y,
 
 
 FAULTS = [
-    Fault("read past the end", "bounds", "  y[i] = x[i + FAULT];  // HERE", "x", "load"),
-    Fault("read before the start", "bounds", "  y[i] = x[i - FAULT];  // HERE", "x", "load"),
-    Fault("write past the end", "bounds", "  y[i] = 1;\n  y[i + (i == n - 1) * FAULT * 3] = 1;  // HERE", "y", "store"),
-    Fault("far outside", "bounds", "  y[i] = x[i + FAULT * 1000000];  // HERE", "x", "load"),
-    Fault("null pointer", "bounds", "  const float* p = FAULT ? nullptr : x;\n  y[i] = p[i];  // HERE", says="null"),
-    Fault("write to const", "bounds", "  y[i] = x[i];\n  if (FAULT) const_cast<float*>(x)[i] = 0;  // HERE", "x", "const"),
     Fault(
-        "static shared memory overrun", "bounds",
-        "  __shared__ float s[64];\n  s[t] = 1;\n  __syncthreads();\n  y[i] = s[t + FAULT];  // HERE", says="index 64"),
+        "read past the end", "bounds", tensor="x", says="load",
+        body="""\
+  y[i] = x[i + FAULT];  // HERE""",
+    ),
     Fault(
-        "dynamic shared memory overrun", "bounds",
-        "  extern __shared__ float s[];\n  s[t] = 1;\n  if (t == 63) s[t + FAULT] = 2;  // HERE\n  y[i] = s[t];", "shared memory",
-        "256 bytes", shared=256),
+        "read before the start", "bounds", tensor="x", says="load",
+        body="""\
+  y[i] = x[i - FAULT];  // HERE""",
+    ),
     Fault(
-        "local array overrun", "bounds",
-        "  float v[4] = {1, 2, 3, 4};\n  y[i] = v[(t & 3) + FAULT];  // HERE", says="index 4"),
+        "write past the end", "bounds", tensor="y", says="store",
+        body="""\
+  y[i] = 1;
+  y[i + (i == n - 1) * FAULT * 3] = 1;  // HERE""",
+    ),
     Fault(
-        "another thread's local memory", "bounds",
-        """  __shared__ float* s;
+        "far outside", "bounds", tensor="x", says="load",
+        body="""\
+  y[i] = x[i + FAULT * 1000000];  // HERE""",
+    ),
+    Fault(
+        "null pointer", "bounds", says="null",
+        body="""\
+  const float* p = FAULT ? nullptr : x;
+  y[i] = p[i];  // HERE""",
+    ),
+    Fault(
+        "write to const", "bounds", tensor="x", says="const",
+        body="""\
+  y[i] = x[i];
+  if (FAULT) const_cast<float*>(x)[i] = 0;  // HERE""",
+    ),
+    Fault(
+        "static shared memory overrun", "bounds", says="index 64",
+        body="""\
+  __shared__ float s[64];
+  s[t] = 1;
+  __syncthreads();
+  y[i] = s[t + FAULT];  // HERE""",
+    ),
+    Fault(
+        "dynamic shared memory overrun", "bounds", tensor="shared memory", says="256 bytes", shared=256,
+        body="""\
+  extern __shared__ float s[];
+  s[t] = 1;
+  if (t == 63) s[t + FAULT] = 2;  // HERE
+  y[i] = s[t];""",
+    ),
+    Fault(
+        "local array overrun", "bounds", says="index 4",
+        body="""\
+  float v[4] = {1, 2, 3, 4};
+  y[i] = v[(t & 3) + FAULT];  // HERE""",
+    ),
+    Fault(
+        "another thread's local memory", "bounds", says="local memory of another thread",
+        body="""\
+  __shared__ float* s;
   float mine = 1;
   if (t == 0) s = &mine;
   __syncthreads();
   y[i] = FAULT ? *s : mine;  // HERE
-  __syncthreads();""", says="local memory of another thread"),
+  __syncthreads();""",
+    ),
     Fault(
-        "misaligned vector load", "misaligned",
-        "  const float4 v = *reinterpret_cast<const float4*>(x + FAULT);  // HERE\n  y[i] = v.x;", says="16 bytes"),
+        "misaligned vector load", "misaligned", says="16 bytes",
+        body="""\
+  const float4 v = *reinterpret_cast<const float4*>(x + FAULT);  // HERE
+  y[i] = v.x;""",
+    ),
     Fault(
-        "uninitialised shared memory", "uninitialised",
-        "  __shared__ float s[64];\n  if (t || !FAULT) s[t] = 1;\n  __syncthreads();\n  y[i] = s[t];  // HERE", "shared memory"),
-    Fault("uninitialised output", "uninitialised", "  if (!FAULT) y[i] = 0;\n  y[i] += x[i];  // HERE", "y"),
-    Fault("unwritten output", "unwritten", "  if (!FAULT || i != 5) y[i] = x[i];", "y", "4 of 256 bytes"),
+        "uninitialised shared memory", "uninitialised", tensor="shared memory",
+        body="""\
+  __shared__ float s[64];
+  if (t || !FAULT) s[t] = 1;
+  __syncthreads();
+  y[i] = s[t];  // HERE""",
+    ),
     Fault(
-        "missing barrier", "race",
-        "  __shared__ float s[64];\n  s[t] = 0;\n  __syncthreads();\n  s[t] = x[i];\n  if (!FAULT) __syncthreads();\n  y[i] = s[63 - t];  // HERE", "shared memory", "store"),
+        "shared memory that nobody writes", "uninitialised", tensor="shared memory",
+        body="""\
+  __shared__ float s[64];
+  if (!FAULT) s[t] = 1;
+  y[i] = s[t];  // HERE""",
+    ),
     Fault(
-        "missing barrier before reuse", "race",
-        """  __shared__ float s[64];
+        "uninitialised output", "uninitialised", tensor="y",
+        body="""\
+  if (!FAULT) y[i] = 0;
+  y[i] += x[i];  // HERE""",
+    ),
+    Fault(
+        "unwritten output", "unwritten", tensor="y", says="4 of 256 bytes",
+        body="""\
+  if (!FAULT || i != 5) y[i] = x[i];""",
+    ),
+    Fault(
+        "missing barrier", "race", tensor="shared memory", says="store",
+        body="""\
+  __shared__ float s[64];
+  s[t] = 0;
+  __syncthreads();
+  s[t] = x[i];
+  if (!FAULT) __syncthreads();
+  y[i] = s[63 - t];  // HERE""",
+    ),
+    Fault(
+        "missing barrier before reuse", "race", tensor="shared memory",
+        body="""\
+  __shared__ float s[64];
   float sum = 0;
   for (int j = 0; j < 2; ++j) {
     s[t] = x[i];
@@ -90,69 +160,160 @@ FAULTS = [
     sum += s[63 - t];  // HERE
     if (!FAULT) __syncthreads();
   }
-  y[i] = sum;""", "shared memory"),
+  y[i] = sum;""",
+    ),
     Fault(
-        "missing __syncwarp", "race",
-        "  __shared__ float s[32];\n  s[t] = 0;\n  __syncthreads();\n  s[t] = x[i];\n  if (!FAULT) __syncwarp();\n  y[i] = s[31 - t];  // HERE", block=32),
+        "missing __syncwarp", "race", block=32,
+        body="""\
+  __shared__ float s[32];
+  s[t] = 0;
+  __syncthreads();
+  s[t] = x[i];
+  if (!FAULT) __syncwarp();
+  y[i] = s[31 - t];  // HERE""",
+    ),
     Fault(
-        "shuffles order no memory", "race",
-        """  __shared__ float s[32];
+        "shuffles order no memory", "race", block=32,
+        body="""\
+  __shared__ float s[32];
   s[t] = x[i];
   if (!FAULT) __syncwarp();
   y[i] = __shfl_xor_sync(0xffffffffu, 1.0f, 1) * 0;
-  y[i] += s[31 - t];  // HERE""", block=32),
+  y[i] += s[31 - t];  // HERE""",
+    ),
     Fault(
         "warps write one word", "race",
-        "  __shared__ float s;\n  if (t == 0 || (FAULT && t == 32)) s = 1;  // HERE\n  __syncthreads();\n  y[i] = s;"),
-    Fault("blocks write one element", "race", "  y[i] = 0;\n  if (FAULT && t == 0) y[0] = 1;  // HERE", "y", grid=2),
+        body="""\
+  __shared__ float s;
+  if (t == 0 || (FAULT && t == 32)) s = 1;  // HERE
+  __syncthreads();
+  y[i] = s;""",
+    ),
     Fault(
-        "block reads what another wrote", "race",
-        "  y[i] = x[i];\n  if (FAULT && i > 64) y[i] += y[0] * 0;  // HERE", "y", grid=2),
+        "blocks write one element", "race", tensor="y", grid=2,
+        body="""\
+  y[i] = 0;
+  if (FAULT && t == 0) y[0] = 1;  // HERE""",
+    ),
+    Fault(
+        "block reads what another wrote", "race", tensor="y", grid=2,
+        body="""\
+  y[i] = x[i];
+  if (FAULT && i > 64) y[i] += y[0] * 0;  // HERE""",
+    ),
     Fault(
         "plain store beside atomics", "race",
-        "  y[i] = 0;\n  __shared__ float s;\n  if (t == 0) s = 0;\n  if (!FAULT) __syncthreads();\n  atomicAdd(&s, 1.0f);  // HERE\n"
-        "  __syncthreads();\n  y[i] = s;"),
+        body="""\
+  y[i] = 0;
+  __shared__ float s;
+  if (t == 0) s = 0;
+  if (!FAULT) __syncthreads();
+  atomicAdd(&s, 1.0f);  // HERE
+  __syncthreads();
+  y[i] = s;""",
+    ),
     Fault(
-        "last block without a fence", "race",
-        """  y[i] = x[i];
+        "last block without a fence", "race", tensor="y", grid=2,
+        body="""\
+  y[i] = x[i];
   if (!FAULT) __threadfence();
   __syncthreads();
   __shared__ bool last;
   if (t == 0) last = atomicAdd(reinterpret_cast<unsigned*>(y + n), 1u) == gridDim.x - 1;
   __syncthreads();
-  if (last) y[i] += y[i >= 64 ? i - 64 : i] * 0;  // HERE""", "y", grid=2),
+  if (last) y[i] += y[i >= 64 ? i - 64 : i] * 0;  // HERE""",
+    ),
     Fault(
-        "thread leaves before the barrier", "deadlock",
-        "  y[i] = 1;\n  if (FAULT && t == 7) return;\n  __syncthreads();  // HERE", says="1 thread exited"),
+        "thread leaves before the barrier", "deadlock", says="1 thread exited",
+        body="""\
+  y[i] = 1;
+  if (FAULT && t == 7) return;
+  __syncthreads();  // HERE""",
+    ),
     Fault(
-        "different barriers", "divergent-barrier",
-        "  y[i] = 1;\n  if (FAULT && t >= 32) {\n    __syncthreads();  // HERE\n  } else {\n    __syncthreads();\n  }\n"
-        "  if (!FAULT) return;", says="different barriers"),
+        "different barriers", "divergent-barrier", says="different barriers",
+        body="""\
+  y[i] = 1;
+  if (FAULT && t >= 32) {
+    __syncthreads();  // HERE
+  } else {
+    __syncthreads();
+  }
+  if (!FAULT) return;""",
+    ),
     Fault(
-        "lanes miss a collective", "deadlock",
-        "  y[i] = 1;\n  if (!FAULT || t % 32 < 16) y[i] = __shfl_sync(0xffffffffu, y[i], 0);  // HERE\n  __syncthreads();",
-        says="mask 0xffffffff"),
+        "lanes miss a collective", "deadlock", says="mask 0xffffffff",
+        body="""\
+  y[i] = 1;
+  if (!FAULT || t % 32 < 16) y[i] = __shfl_sync(0xffffffffu, y[i], 0);  // HERE
+  __syncthreads();""",
+    ),
     Fault(
-        "different collectives", "divergent-warp",
-        "  unsigned v = 0;\n  if (FAULT && t % 2) v = __ballot_sync(~0u, 1);  // HERE\n  else v = __shfl_sync(~0u, 1, 0);\n  y[i] = v;\n"
-        "  if (!FAULT && v == 99) __ballot_sync(~0u, 1);", says="__ballot_sync"),
-    Fault("lane not in its mask", "warp", "  y[i] = __shfl_sync(FAULT ? 1u : ~0u, 1.0f, 0);  // HERE", says="lacks the calling lane"),
+        "different collectives", "divergent-warp", says="__ballot_sync",
+        body="""\
+  unsigned v = 0;
+  if (FAULT && t % 2) v = __ballot_sync(~0u, 1);  // HERE
+  else v = __shfl_sync(~0u, 1, 0);
+  y[i] = v;
+  if (!FAULT && v == 99) __ballot_sync(~0u, 1);""",
+    ),
     Fault(
-        "shuffle from a lane outside the mask", "warp",
-        "  y[i] = 1;\n  if (t % 32 < 16) y[i] = __shfl_sync(0xffffu, 1.0f, FAULT ? 20 : 3);  // HERE", says="reads lane 20"),
-    Fault("order of threads", "order", "  y[i] = atomicAdd(reinterpret_cast<int*>(y + n), FAULT);", "y"),
-    Fault("division by zero", "arithmetic", "  const int d = FAULT ? t : t + 1;\n  y[i] = 100 / d;  // HERE"),
-    Fault("trap", "trap", "  y[i] = 1;\n  if (FAULT) __trap();  // HERE"),
-    Fault("assertion", "trap", "  y[i] = 1;\n  assert(!FAULT || t != 3);  // HERE", says="t != 3"),
-    Fault("endless loop", "timeout", "  y[i] = 1;\n  volatile int go = 1;\n  while (FAULT && go) {}", says="did not end"),
+        "lane not in its mask", "warp", says="lacks the calling lane",
+        body="""\
+  y[i] = __shfl_sync(FAULT ? 1u : ~0u, 1.0f, 0);  // HERE""",
+    ),
     Fault(
-        "lock never released", "deadlock",
-        """  __shared__ int lock;
+        "shuffle from a lane outside the mask", "warp", says="reads lane 20",
+        body="""\
+  y[i] = 1;
+  if (t % 32 < 16) y[i] = __shfl_sync(0xffffu, 1.0f, FAULT ? 20 : 3);  // HERE""",
+    ),
+    Fault(
+        "order of threads", "order", tensor="y",
+        body="""\
+  y[i] = atomicAdd(reinterpret_cast<int*>(y + n), FAULT);""",
+    ),
+    Fault(
+        "division by zero", "arithmetic",
+        body="""\
+  const int d = FAULT ? t : t + 1;
+  y[i] = 100 / d;  // HERE""",
+    ),
+    Fault(
+        "trap", "trap",
+        body="""\
+  y[i] = 1;
+  if (FAULT) __trap();  // HERE""",
+    ),
+    Fault(
+        "assertion", "trap", says="t != 3",
+        body="""\
+  y[i] = 1;
+  assert(!FAULT || t != 3);  // HERE""",
+    ),
+    Fault(
+        "endless loop", "timeout", says="did not end",
+        body="""\
+  y[i] = 1;
+  volatile int go = 1;
+  while (FAULT && go) {}""",
+    ),
+    Fault(
+        "lock never released", "deadlock", says="1 thread spinning",
+        body="""\
+  __shared__ int lock;
   if (t == 0) lock = FAULT;
   __syncthreads();
   if (t == 1) while (atomicCAS(&lock, 0, 1) != 0) {}  // HERE
-  y[i] = 1;""", says="1 thread spinning"),
-    Fault("too much local memory", "stack", "  volatile char big[FAULT ? 400000 : 16];\n  big[0] = 1;\n  y[i] = big[0];"),
+  y[i] = 1;""",
+    ),
+    Fault(
+        "too much local memory", "stack",
+        body="""\
+  volatile char big[FAULT ? 400000 : 16];
+  big[0] = 1;
+  y[i] = big[0];""",
+    ),
 ]  # fmt: skip
 
 

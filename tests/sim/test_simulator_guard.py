@@ -128,7 +128,10 @@ def test_poison_reaches_what_is_not_written(build, geometry):
 
 def test_order_dependence(build, geometry):
     """The last block to write wins: no race detector runs here, the orders disagree."""
-    text = 'extern "C" __global__ void k(int* y) { if (threadIdx.x == 0) y[0] = blockIdx.x * FAULT; y[1 + threadIdx.x] = 0; }'
+    text = """extern "C" __global__ void k(int* y) {
+      if (threadIdx.x == 0) y[0] = blockIdx.x * FAULT;
+      y[1 + threadIdx.x] = 0;
+    }"""
     y = np.zeros(33, np.int32)
     with pytest.raises(SimulatorError) as caught:
         build("#define FAULT 1\n" + text).launch([y], geometry(grid=(3, 1, 1)), checks=GUARDED, names=["y"])
@@ -148,7 +151,12 @@ def test_hang_in_a_plain_run(build, geometry):
 def test_launches_from_several_threads(build, geometry):
     kernel = build("""extern "C" __global__ void k(int* y, int v) {
       __shared__ int s[64];
-      for (int i = 0; i < 200; ++i) { s[threadIdx.x] = v; __syncthreads(); y[threadIdx.x] = s[63 - threadIdx.x]; __syncthreads(); }
+      for (int i = 0; i < 200; ++i) {
+        s[threadIdx.x] = v;
+        __syncthreads();
+        y[threadIdx.x] = s[63 - threadIdx.x];
+        __syncthreads();
+      }
     }""")
     results = [np.zeros(64, np.int32) for _ in range(4)]
     threads = [

@@ -109,7 +109,8 @@ def test_language(build, geometry):
       counts[t] = t;
       if (t == 0) mine = make_float4(p.a, p.b, f, static_cast<float>(d));
       __syncthreads();
-      const float sum = block_sum<float, 24>(__bfloat162float(x[t])) + static_cast<float>(block_sum<double, 24>(counts[23 - t]));
+      const double other = block_sum<double, 24>(counts[23 - t]);
+      const float sum = block_sum<float, 24>(__bfloat162float(x[t])) + static_cast<float>(other);
       if (t == 0) y[b] = make_float4(sum, mine.x + mine.y + mine.z + mine.w, table[b % 4] + offsets[flag], s);
     }""", target="sm_80")  # fmt: skip
     x = np.arange(24).astype(ml_dtypes.bfloat16)
@@ -124,7 +125,7 @@ def test_language(build, geometry):
 
 def test_architecture_macros(build, geometry):
     text = """
-    #if __CUDA_ARCH__ >= 900 && defined(FUSIONREG_SIM) && FUSIONREG_ARCH == __CUDA_ARCH__ && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    #if __CUDA_ARCH__ >= 900 && FUSIONREG_SIM && FUSIONREG_ARCH == __CUDA_ARCH__ && defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern "C" __global__ void k(int* y) { *y = __CUDA_ARCH__; }
     #else
     extern "C" __global__ void k(int* y) { *y = -__CUDA_ARCH__; }
@@ -142,7 +143,8 @@ def test_atomics(build, geometry):
     extern "C" __global__ void k(int* i, float* f, __half2* h, unsigned long long* u) {
       const int t = threadIdx.x + blockIdx.x * blockDim.x;
       atomicAdd(i, t); atomicMax(i + 1, t * 3 % 101); atomicMin(i + 2, -t); atomicOr(i + 3, 1 << t % 31);
-      atomicXor(i + 4, t); atomicSub(reinterpret_cast<unsigned*>(i) + 5, 2u); atomicInc(reinterpret_cast<unsigned*>(i) + 6, 9u);
+      unsigned* w = reinterpret_cast<unsigned*>(i);
+      atomicXor(i + 4, t); atomicSub(w + 5, 2u); atomicInc(w + 6, 9u);
       atomicAnd(i + 7, ~(1 << t % 5));
       atomicAdd(f, 0.5f);
       atomicAdd(h, __floats2half2_rn(1.0f, 2.0f));
@@ -188,8 +190,9 @@ def test_integer_intrinsics(build, geometry):
     extern "C" __global__ void k(const unsigned* x, unsigned long long* y) {
       const unsigned v = x[threadIdx.x];
       const unsigned long long w = (unsigned long long)v << 20 | v;
-      unsigned long long r[] = {(unsigned)__popc(v), (unsigned)__clz(v), (unsigned)__ffs(v), __brev(v), (unsigned)__popcll(w),
-        (unsigned)__clzll(w), __umulhi(v, 0x9E3779B9u), __byte_perm(v, ~v, 0x5140), __funnelshift_l(v, ~v, 9), __funnelshift_r(v, ~v, 9),
+      unsigned long long r[] = {(unsigned)__popc(v), (unsigned)__clz(v), (unsigned)__ffs(v), __brev(v),
+        (unsigned)__popcll(w), (unsigned)__clzll(w), __umulhi(v, 0x9E3779B9u), __byte_perm(v, ~v, 0x5140),
+        __funnelshift_l(v, ~v, 9), __funnelshift_r(v, ~v, 9),
         (unsigned)__float2int_rn(v * 0.25f), (unsigned)__float2int_rz(-1e20f), __float_as_uint(__uint2float_rz(v)),
         (unsigned)max((int)v, -5), min(v, 77u), (unsigned)__dp4a((int)v, 0x01020304, 1)};
       for (int i = 0; i < 16; ++i) y[i * 32 + threadIdx.x] = r[i];
@@ -209,7 +212,8 @@ def test_integer_intrinsics(build, geometry):
             as_float = np.nextafter(as_float, np.float32(0))
         rounded = int(np.rint(np.float32(v) * np.float32(0.25)))
         expected = [
-            v.bit_count(), 32 - v.bit_length(), (v & -v).bit_length(), int(f"{v:032b}"[::-1], 2), w.bit_count(), 64 - w.bit_length(),
+            v.bit_count(), 32 - v.bit_length(), (v & -v).bit_length(), int(f"{v:032b}"[::-1], 2), w.bit_count(),
+            64 - w.bit_length(),
             v * 0x9E3779B9 >> 32, sum((both >> 8 * s & 0xFF) << 8 * i for i, s in enumerate((0, 4, 1, 5))),
             (both << 9 >> 32) & 0xFFFFFFFF, both >> 9 & 0xFFFFFFFF, rounded, 0x80000000, int(as_float.view(np.uint32)),
             max(signed(v, 32), -5) & 0xFFFFFFFF, min(v, 77),
@@ -226,10 +230,13 @@ def test_math_and_half_intrinsics(build, geometry):
       const float v = x[threadIdx.x];
       const __half h = __float2half_rn(v);
       const __nv_bfloat16 b = __float2bfloat16_rn(v);
-      float r[] = {__expf(v), __logf(fabsf(v)), rsqrtf(fabsf(v)), __fdividef(v, 3.0f), __fmaf_rn(v, v, 1.0f), __saturatef(v), normcdff(v),
+      float r[] = {__expf(v), __logf(fabsf(v)), rsqrtf(fabsf(v)), __fdividef(v, 3.0f), __fmaf_rn(v, v, 1.0f),
+        __saturatef(v), normcdff(v),
         __fadd_rz(v, 1e-9f), __fmul_ru(v, 1.0000001f), erfinvf(tanhf(v) * 0.9f), __frcp_rn(v), __ldg(x + threadIdx.x),
-        __half2float(__hfma(h, h, h)), __half2float(hexp(h)), __bfloat162float(__hfma(b, b, b)), __bfloat162float(hrsqrt(__habs(b))),
-        __half2float(__hadd(h, h)), __low2float(__hmul2(__half2half2(h), __floats2half2_rn(3, 4))), (float)__half2int_rn(h), fr_sim::tanh_approx(v)};
+        __half2float(__hfma(h, h, h)), __half2float(hexp(h)), __bfloat162float(__hfma(b, b, b)),
+        __bfloat162float(hrsqrt(__habs(b))), __half2float(__hadd(h, h)),
+        __low2float(__hmul2(__half2half2(h), __floats2half2_rn(3, 4))), (float)__half2int_rn(h),
+        fr_sim::tanh_approx(v)};
       for (int i = 0; i < 20; ++i) y[i * 32 + threadIdx.x] = r[i];
     }""")
     x = np.linspace(-3, 3, 32, dtype=np.float32)
@@ -241,8 +248,9 @@ def test_math_and_half_intrinsics(build, geometry):
     h, b = x.astype(np.float16).astype(np.float64), x.astype(ml_dtypes.bfloat16).astype(np.float64)
     f16, bf16 = (lambda v: v.astype(np.float16)), (lambda v: v.astype(np.float32).astype(ml_dtypes.bfloat16))
     expected = [
-        np.exp(d), np.log(np.abs(d)), 1 / np.sqrt(np.abs(d)), d / 3, d * d + 1, np.clip(d, 0, 1), special.ndtr(d), None, None,
-        special.erfinv((np.tanh(x) * np.float32(0.9)).astype(np.float64)), 1 / d, d, f16(h * h + h), f16(np.exp(h)), bf16(b * b + b),
+        np.exp(d), np.log(np.abs(d)), 1 / np.sqrt(np.abs(d)), d / 3, d * d + 1, np.clip(d, 0, 1), special.ndtr(d), None,
+        None, special.erfinv((np.tanh(x) * np.float32(0.9)).astype(np.float64)), 1 / d, d, f16(h * h + h),
+        f16(np.exp(h)), bf16(b * b + b),
         bf16(1 / np.sqrt(np.abs(b))), f16(h + h), f16(h * 3), np.rint(h), None,
     ]  # fmt: skip
     for i, e in enumerate(expected):

@@ -1,4 +1,4 @@
-"""Tensor-core products and matrix loads, element by element against matrix products written from the PTX ISA's tables."""
+"""Tensor-core products and matrix loads, against matrix products whose fragments follow the PTX ISA's tables."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ def test_ldmatrix_and_stmatrix(build, geometry, n, trans):
 
 def test_movmatrix(build, geometry):
     x, y = np.arange(64, dtype=np.uint16), np.zeros(64, np.uint16)
-    build("""extern "C" __global__ void k(const unsigned* x, unsigned* y) { y[threadIdx.x] = fr_sim::movmatrix_trans(x[threadIdx.x]); }""").launch(
+    build("""extern "C" __global__ void k(const unsigned* x, unsigned* y) {
+      y[threadIdx.x] = fr_sim::movmatrix_trans(x[threadIdx.x]);
+    }""").launch(
         [x.view(np.uint32), y.view(np.uint32)], geometry(), checks=FULL
     )  # fmt: skip
     np.testing.assert_array_equal(y.reshape(8, 8), x.reshape(8, 8).T)
@@ -182,7 +184,7 @@ def test_bank_conflicts_are_counted_by_site(build, geometry):
       __syncthreads();
       for (int i = 0; i < 32; ++i) s[t * 33 + i] = i;  // stride 33: none
       __syncthreads();
-      const float4 v = *reinterpret_cast<float4*>(&s[t * 4]);  // 16 bytes a lane, consecutive: 4 wavefronts, as few as can be
+      const float4 v = *reinterpret_cast<float4*>(&s[t * 4]);  // 16 bytes a lane: 4 wavefronts, as few as can be
       y[t] = s[0] + v.x;                                       // one word for all: a broadcast
     }""")
     report = kernel.launch([np.zeros(32, np.float32)], geometry(), checks=Checks(accesses=True, banks=True))

@@ -86,7 +86,8 @@ class BankConflict:
     ideal: int
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.wavefronts} wavefronts for {self.instructions} accesses, {self.ideal} without conflicts"
+        took = f"{self.wavefronts} wavefronts for {self.instructions} accesses"
+        return f"{self.where}: {took}, {self.ideal} without conflicts"
 
 
 @dataclass(frozen=True, slots=True)

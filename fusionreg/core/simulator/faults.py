@@ -89,7 +89,8 @@ def unwritten(whom: str, found: Sequence[Region], buffers: Sequence[abi.Buffer] 
         if r.complete and b.unwritten:
             raise SimulatorError(
                 "the simulator found a fault", f"in {whom}",
-                f"{b.unwritten} of {r.bytes} bytes of tensor {r.names} were never written, the first at byte offset {b.first_unwritten}",
+                f"{b.unwritten} of {r.bytes} bytes of tensor {r.names} were never written, "
+                f"the first at byte offset {b.first_unwritten}",
                 _EXPECTED["unwritten"], detector="unwritten", tensor=r.names, offset=int(b.first_unwritten),
             )  # fmt: skip
 
@@ -108,7 +109,7 @@ def order_dependence(
             at = int(np.argmax(a != b))
             raise SimulatorError(
                 "the simulator found a fault", f"in {whom}",
-                f"tensor {r.names} depends on the order of threads: orders {first} and {order} differ first at byte offset {at}",
-                _EXPECTED["order"], "Pass Checks(deterministic=False) for a kernel that sums with floating-point atomics",
+                f"tensor {r.names} depends on thread order: {first} and {order} differ at byte offset {at}",
+                _EXPECTED["order"], "Pass Checks(deterministic=False) for a kernel that sums by floating-point atomics",
                 detector="order", tensor=r.names, offset=at, order=order,
             )  # fmt: skip

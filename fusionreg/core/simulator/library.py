@@ -81,8 +81,10 @@ def source_lines(data: bytes, offsets: Sequence[int]) -> list[tuple[tuple[str, i
 
     Empty where ``addr2line`` (of the compiler's binutils) is missing or knows nothing.
     """
+    if not offsets:
+        return []
     program = shutil.which("addr2line") or shutil.which("llvm-addr2line") or shutil.which("llvm-symbolizer")
-    if program is None or not offsets:
+    if program is None:
         return [()] * len(offsets)
     with as_file(data, "unit.so") as path:
         asked = [hex(max(0, o - 1)) for o in offsets]  # return addresses: the call is the instruction before

@@ -20,12 +20,14 @@ import numpy as np
 
 from ..errors import MissingDependencyError, SimulatorError
 from .checks import Checks, SimReport
+from .memory import regions
 
 if TYPE_CHECKING:
     from ..problem import Launch
     from .kernel import SimKernel
 
 _LIBRARIES = {"gcc": ("libasan.so", "libubsan.so"), "clang": ("libclang_rt.asan-{machine}.so",)}
+_MODULE = f"{__package__}.sanitized"
 _OPTIONS = "detect_leaks=0:abort_on_error=0:exitcode=99:detect_stack_use_after_return=0:allow_user_segv_handler=1"
 
 
@@ -42,22 +44,26 @@ def launch_sanitized(
     :class:`SimulatorError` (``facts``: detector ``sanitizer``, report) when a sanitizer stops it,
     :class:`MissingDependencyError` where the compiler comes without the sanitizers' libraries.
     """
+    from .sanitized import Request
+
     started = time.perf_counter()
-    built = kernel.prepare("sanitize")
-    request = {
-        "unit": built.data, "runtime": kernel.builder.runtime.data, "name": kernel.name, "entry": kernel.entry, "orders": checks.orders,
-        "args": [np.asarray(a) if isinstance(a, np.ndarray) else a for a in args],
-        "launch": {n: getattr(launch, n) for n in ("grid", "block", "cluster", "shared_memory", "cooperative")},
-    }  # fmt: skip
+    libraries, resident = _libraries(kernel), kernel.check(launch)
+    values, pointers = kernel.convert(kernel.unit(), args, names, inout)
+    found = regions([p for p in pointers if p is not None])
+    where = {id(p): (n, p.array.ctypes.data - r.low) for n, r in enumerate(found) for p in r.members}
+    request = Request(
+        kernel.name, kernel.prepare("sanitize").data, kernel.builder.runtime.data, resident, launch.grid, launch.block,
+        tuple(launch.cluster), launch.shared_memory, launch.cooperative, checks.orders,
+        tuple((r.original().tobytes(), r.low % 16) for r in found),
+        tuple(bytes(v) if p is None else where[id(p)] for v, p in zip(values, pointers, strict=True)),
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="fusionreg-asan-") as folder:
-        asked, answered = Path(folder, "request"), Path(folder, "answer")
-        asked.write_bytes(pickle.dumps(request))
+        Path(folder, "request").write_bytes(pickle.dumps(request))
         environment = {
-            **os.environ, "LD_PRELOAD": " ".join(_libraries(kernel)), "ASAN_OPTIONS": _OPTIONS,
-            "UBSAN_OPTIONS": "print_stacktrace=1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONMALLOC": "malloc",
+            **os.environ, "LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": _OPTIONS,
+            "UBSAN_OPTIONS": "print_stacktrace=1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }  # fmt: skip
-        command = [sys.executable, "-m", f"{__package__}.sanitized", str(asked), str(answered)]
+        command = [sys.executable, "-c", f"from {_MODULE} import main, Path; main(Path({folder!r}))"]
         try:
             done = subprocess.run(
                 command,
@@ -69,14 +75,15 @@ def launch_sanitized(
             )
         except subprocess.TimeoutExpired:
             raise _error(kernel, "timeout", f"it did not end within {checks.timeout} s", "") from None
-        if done.returncode or not answered.exists():
+        answer = Path(folder, "answer")
+        if done.returncode or not answer.exists():
             raise _error(kernel, "sanitizer", _headline(done.stderr), done.stderr)
-        results = pickle.loads(answered.read_bytes())
+        results = pickle.loads(answer.read_bytes())
     if isinstance(results, Exception):
         raise results
-    for given, result in zip(args, results, strict=True):
-        if isinstance(given, np.ndarray) and given.flags.writeable:
-            given[...] = result
+    for r, content in zip(found, results, strict=True):
+        if r.writable:
+            r.original()[...] = np.frombuffer(content, np.uint8)
     return SimReport({}, checks.orders, (), time.perf_counter() - started)
 
 

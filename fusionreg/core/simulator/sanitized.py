@@ -1,6 +1,7 @@
-"""The process that runs one launch under the sanitizers: ``python -m fusionreg.core.simulator.sanitized REQUEST ANSWER``.
+"""The process that runs a launch under the sanitizers: ``python -m fusionreg.core.simulator.sanitized FOLDER``.
 
-Every buffer is a heap block of exactly its size, so that AddressSanitizer knows its ends.
+Every buffer is a heap block of exactly its size, so that AddressSanitizer knows its ends. The folder holds ``request``
+and receives ``answer`` and the libraries, whose line numbers the sanitizers read.
 """
 
 from __future__ import annotations
@@ -8,101 +9,102 @@ from __future__ import annotations
 import ctypes
 import pickle
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ..errors import FusionregError, SimulatorError
 from . import abi, library
 from .checks import parse_order
 from .elf import uninitialised
-from .memory import Pointer, Region, regions
+from .run import STACK
 
 
-def main(asked: str, answered: str) -> None:
-    request = pickle.loads(Path(asked).read_bytes())
-    try:
-        answer: Any = run(request, Path(asked).parent)
-    except FusionregError as error:
-        answer = error
-    Path(answered).write_bytes(pickle.dumps(answer))
+@dataclass(frozen=True)
+class Request:
+    """What to run.
+
+    Attributes:
+        whom: the kernel, for messages.
+        unit, runtime: the libraries.
+        copies: of the unit: as many as blocks are resident together.
+        grid, block, cluster, shared_memory, cooperative: the launch.
+        orders: of threads, one run each.
+        memory: content of every region, and its address modulo 16.
+        values: the arguments: region and offset of a pointer, or the bytes of a number.
+    """
+
+    whom: str
+    unit: bytes
+    runtime: bytes
+    copies: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    cluster: tuple[int, ...]
+    shared_memory: int
+    cooperative: bool
+    orders: tuple[str, ...]
+    memory: tuple[tuple[bytes, int], ...]
+    values: tuple[tuple[int, int] | bytes, ...]
 
 
-def run(request: dict[str, Any], folder: Path) -> list[Any]:
-    """The arguments after the launch, in the first order; :class:`SimulatorError` when the runtime finds a fault."""
-    runtime = abi.declare(library.load(request["runtime"], "fusionreg-simulator.so"))
-    launch, args = request["launch"], request["args"]
-    resident = int(np.prod(launch["grid"] if launch["cooperative"] else launch["cluster"] or (1, 1, 1)))
-    variables = uninitialised(request["unit"])
-    units = [library.LoadedUnit(request["unit"], f"unit{i}", variables, folder) for i in range(resident)]
-    parameters = units[0].info.parameters[: units[0].info.n_parameters]
-    pointers = [Pointer(f"argument {i}", a, p.kind == 2, True, False) for i, (a, p) in enumerate(zip(args, parameters, strict=True))
-                if isinstance(a, np.ndarray)]  # fmt: skip
+def run(request: Request, folder: Path) -> list[bytes]:
+    """The regions after the launch in the first order; :class:`SimulatorError` when the runtime finds a fault."""
+    runtime = abi.declare(library.load(request.runtime, "fusionreg-simulator.so", folder))
+    variables = uninitialised(request.unit)
+    units = [library.LoadedUnit(request.unit, f"unit{i}", variables, folder) for i in range(request.copies)]
+    first: list[bytes] = []
+    for order in request.orders:
+        results = _once(request, runtime, units, order)
+        first = first or results
+    return first
+
+
+def _once(request: Request, runtime: ctypes.CDLL, units: list[library.LoadedUnit], order: str) -> list[bytes]:
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
         ctypes.c_void_p,
         [ctypes.c_size_t],
         [ctypes.c_void_p],
     )
-    first: list[Any] = []
-    for order in request["orders"]:
-        found = regions(pointers)
-        for r in found:
-            r.mapping = libc.malloc(r.bytes + 256) if r.low % 16 else libc.malloc(max(1, r.bytes))
-            r.base = r.mapping + r.low % 16
-            r.view()[...] = r.original()
-        values = [_value(a, p, found, pointers) for a, p in zip(args, parameters, strict=True)]
-        result = _launch(runtime, units, launch, values, order)
-        if result.failed:
-            raise SimulatorError(
-                "the simulator found a fault", f"in {request['name']}", result.message.decode(errors="replace"),
-                "a kernel without faults", f"It shows in thread order {order}", detector=result.detector.decode(),
-            )  # fmt: skip
-        if not first:
-            first = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
-            for r in found:
-                saved = r.original().copy()
-                r.original()[...] = r.view()
-                for i, a in enumerate(args):
-                    if isinstance(a, np.ndarray) and any(m.array is a for m in r.members):
-                        first[i] = a.copy()
-                r.original()[...] = saved
-        for r in found:
-            libc.free(r.mapping)
-    return first
-
-
-def _value(given: Any, p: abi.Parameter, found: list[Region], pointers: list[Pointer]) -> Any:
-    if isinstance(given, np.ndarray):
-        for r in found:
-            if any(m.array is given for m in r.members):
-                return ctypes.c_void_p(r.base + given.ctypes.data - r.low)
-    if p.kind == 4:
-        return ctypes.create_string_buffer(bytes(given), p.bytes)
-    if p.kind == 1:
-        return (ctypes.c_float if p.bytes == 4 else ctypes.c_double)(given)
-    if given is None:
-        return ctypes.c_void_p()
-    return {1: ctypes.c_int8, 2: ctypes.c_int16, 4: ctypes.c_int32, 8: ctypes.c_int64}[p.bytes](int(given))
-
-
-def _launch(
-    runtime: ctypes.CDLL, units: list[library.LoadedUnit], launch: dict[str, Any], values: list[Any], order: str
-) -> abi.Result:
+    blocks = [libc.malloc(len(content) + residue) for content, residue in request.memory]
+    bases = [block + residue for block, (_, residue) in zip(blocks, request.memory, strict=True)]
+    for base, (content, _) in zip(bases, request.memory, strict=True):
+        ctypes.memmove(base, content, len(content))
+    held = [
+        ctypes.create_string_buffer(v, len(v)) if isinstance(v, bytes) else ctypes.c_void_p(bases[v[0]] + v[1])
+        for v in request.values
+    ]
     copies = (abi.Copy * len(units))(*(u.copy() for u in units))
-    pointers = (abi.vp * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
+    pointers = (abi.vp * max(1, len(held)))(*(ctypes.addressof(v) for v in held))
     kind, seed = parse_order(order)
-    request = abi.Request(
-        copies=copies, args=pointers, n_copies=len(units), workers=1, grid=abi.Three(*launch["grid"]),
-        block=abi.Three(*launch["block"]), cluster=abi.Three(*(launch["cluster"] or (1, 1, 1))),
-        dynamic_shared=launch["shared_memory"], stack_bytes=512 << 10, order=kind, seed=seed,
-        cooperative=launch["cooperative"], sanitized=True,
+    asked = abi.Request(
+        copies=copies, args=pointers, n_copies=len(units), workers=1, grid=abi.Three(*request.grid),
+        block=abi.Three(*request.block), cluster=abi.Three(*(request.cluster or (1, 1, 1))),
+        dynamic_shared=request.shared_memory, stack_bytes=STACK["sanitize"], order=kind, seed=seed,
+        cooperative=request.cooperative, sanitized=True,
     )  # fmt: skip
     result = abi.Result()
-    runtime.frsim_launch(ctypes.byref(request), ctypes.byref(result))
-    return result
+    runtime.frsim_launch(ctypes.byref(asked), ctypes.byref(result))
+    if result.failed:
+        raise SimulatorError(
+            "the simulator found a fault", f"in {request.whom}", result.message.decode(errors="replace"),
+            "a kernel without faults", f"It shows in thread order {order}",
+            detector=result.detector.decode(), order=order,
+        )  # fmt: skip
+    results = [ctypes.string_at(base, len(content)) for base, (content, _) in zip(bases, request.memory, strict=True)]
+    for block in blocks:
+        libc.free(block)
+    return results
+
+
+def main(folder: Path) -> None:
+    request = pickle.loads((folder / "request").read_bytes())  # written by the process that started this one
+    try:
+        answer: list[bytes] | FusionregError = run(request, folder)
+    except FusionregError as error:
+        answer = error
+    (folder / "answer").write_bytes(pickle.dumps(answer))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Path(sys.argv[1]))

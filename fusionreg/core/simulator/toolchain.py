@@ -22,14 +22,19 @@ COMPILER_VARIABLE = "FUSIONREG_CXX"
 
 _COMMON = (
     "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno",
-    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-stack-protector", "-fno-zero-initialized-in-bss",
+    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-stack-protector",
     "-fstack-clash-protection", "-g1", "-w",
 )  # fmt: skip
-#: A unique symbol would be one for all copies of a unit; shared variables must not be.
-_GCC = ("-fno-gnu-unique",)
-#: -fno-tree-sra keeps a vector access whole; volatile accesses are told apart, since flags are polled with them.
-_CHECKED_GCC = ("-O1", "-fsanitize=thread,alignment,bounds", "-fno-tree-sra", "--param=tsan-distinguish-volatile=1")
-_CHECKED_CLANG = ("-O1", "-fsanitize=thread,alignment,bounds", "-mllvm", "-tsan-distinguish-volatile=1")
+#: A unique symbol would be one for all copies of a unit, which shared variables must not be. A __device__ variable that
+#: starts as 0 goes where other initialised ones are (clang's flag of this name would take shared variables along).
+_GCC = ("-fno-gnu-unique", "-fno-zero-initialized-in-bss")
+#: Every access is reported as the source has it: null pointers are not assumed away, gcc keeps vector accesses whole,
+#: clang reports the load of `y[i] += 1` too; volatile accesses are told apart, since flags are polled with them.
+_CHECKED = ("-O1", "-fsanitize=thread,alignment,bounds", "-fno-delete-null-pointer-checks")
+_CHECKED_GCC = ("-fno-tree-sra", "--param=tsan-distinguish-volatile=1")
+_CHECKED_CLANG = tuple(
+    part for flag in ("distinguish-volatile", "instrument-read-before-write") for part in ("-mllvm", f"-tsan-{flag}=1")
+)
 _SANITIZE = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 #: Block moves are calls that gcc does not report: the linker leads them to the runtime library.
 _WRAP = ("-Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset",)
@@ -58,7 +63,7 @@ class HostCompiler:
         if mode == "fast":
             flags.append("-O2")
         elif mode == "checked":
-            flags += [*(_CHECKED_GCC if gcc else _CHECKED_CLANG), "-DFUSIONREG_SIM_CHECKED=1"]
+            flags += [*_CHECKED, *(_CHECKED_GCC if gcc else _CHECKED_CLANG), "-DFUSIONREG_SIM_CHECKED=1"]
         else:
             flags += [*_SANITIZE, "-DFUSIONREG_SIM_SANITIZE=1"]
         return tuple(flags)
@@ -106,7 +111,8 @@ def host_compiler() -> HostCompiler:
         if found:
             return found
     raise MissingDependencyError(
-        "cannot simulate", "kernels", f"no C++ compiler ({chosen or 'g++, clang++, c++'})", "g++ 9 or clang++ 11 or later",
+        "cannot simulate", "kernels", f"no C++ compiler ({chosen or 'g++, clang++, c++'})",
+        "g++ 9 or clang++ 11 or later",
         f"Install one: apt-get install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora), or set {COMPILER_VARIABLE}",
     )  # fmt: skip
 

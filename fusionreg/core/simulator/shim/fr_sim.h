@@ -55,8 +55,9 @@
 #define __align__(n) __attribute__((aligned(n)))
 // Shared variables are the unit's .bss; every block that is resident at the same time runs its own loaded copy of the unit.
 // (A section of their own would not do: gcc ignores the section attribute on static variables of templates. The driver refuses
-// other uninitialised variables, and rewrites `extern __shared__ T name[];` to a pointer to frsim_dynamic.)
-#define __shared__ static
+// other uninitialised variables, and rewrites `extern __shared__ T name[];` to a pointer to frsim_dynamic. "used" keeps the
+// compiler from folding a variable that nobody writes to zero.)
+#define __shared__ static __attribute__((used))
 #define FRSIM_HERE const char* file = __builtin_FILE(), int line = __builtin_LINE()
 
 #include "fr_sim_execution.h"

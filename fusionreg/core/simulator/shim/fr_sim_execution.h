@@ -108,7 +108,9 @@ inline void __brkpt() {}
 inline size_t __cvta_generic_to_shared(const void* p) { return frsim_smem_address(p); }
 inline size_t __cvta_generic_to_global(const void* p) { return reinterpret_cast<size_t>(p); }
 template <class T> inline void __prefetch(const T*) {}
+#ifndef __clang__
 inline void __builtin_assume(bool) {}
+#endif
 #define __builtin_assume_aligned(p, n) (p)
 inline unsigned __isShared(const void*) { return 1; }
 

@@ -88,7 +88,7 @@ void prepare(Fiber& f, void (*entry)()) {
 }
 
 namespace {
-struct Pool { char* base = nullptr; u64 bytes = 0; bool busy = false; };
+struct Pool { char* base = nullptr; u64 bytes = 0, stride = 0; bool busy = false; };
 std::mutex pools_mutex;
 std::vector<Pool>& pools() { static auto* all = new std::vector<Pool>; return *all; }   // never freed: reused by later launches
 }  // namespace
@@ -98,12 +98,12 @@ char* take_stacks(u64 count, u64 stride) {
   const u64 page = static_cast<u64>(sysconf(_SC_PAGESIZE));
   std::lock_guard<std::mutex> lock(pools_mutex);
   for (auto& p : pools())
-    if (!p.busy && p.bytes == bytes) { p.busy = true; return p.base; }
+    if (!p.busy && p.bytes == bytes && p.stride == stride) {   // its guard pages stand where ours must p.busy = true; return p.base; }
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return nullptr;
   auto* c = static_cast<char*>(base);
   for (u64 i = 0; i < count; ++i) mprotect(c + i * stride, page, PROT_NONE);   // an overflow faults instead of corrupting a neighbour
-  pools().push_back({c, bytes, true});
+  pools().push_back({c, bytes, stride, true});
   return c;
 }
 
