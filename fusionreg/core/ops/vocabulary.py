@@ -32,6 +32,7 @@ MODULES = (
     "losses",
     "attention",
     "gradients",
+    "random",
 )
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
