@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fusionreg.core.cache import Cache
-from fusionreg.core.registry import load
+from fusionreg.core.registry.catalog import load
 from fusionreg.core.runtime import Runtime
 
 #: M, K, N: small, so that the host is what is measured; K is odd for the kernel without dynamic shared memory.

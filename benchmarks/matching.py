@@ -13,14 +13,14 @@ import random
 import time
 from collections.abc import Iterator
 
-from fusionreg.core.costs import CostModel
-from fusionreg.core.entries import FusionEntry
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph, GraphBuilder, Value
-from fusionreg.core.matcher import find
+from fusionreg.core.matcher.find import find
 from fusionreg.core.ops import default_vocabulary
-from fusionreg.core.pattern import parse_pattern
-from fusionreg.core.planner import plan
+from fusionreg.core.pattern.instantiate import parse_pattern
+from fusionreg.core.planner.costs import CostModel
+from fusionreg.core.planner.plan import plan
+from fusionreg.core.registry.entries import FusionEntry
 from fusionreg.core.spec import FusionSpec
 from fusionreg.core.tensors import TensorType
 

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fusionreg.core import matcher, planner
-from fusionreg.core.costs import CostModel
 from fusionreg.core.ir import Graph
-from fusionreg.core.registry import Catalog, FusionEntry, load
+from fusionreg.core.matcher import find as matcher
+from fusionreg.core.planner import plan as planner
+from fusionreg.core.planner.costs import CostModel
+from fusionreg.core.registry.catalog import Catalog, FusionEntry, load
 from fusionreg.core.runtime import Runtime
 
 if TYPE_CHECKING:
-    from fusionreg.core.match import Matches
-    from fusionreg.core.planner import Plan, Policy
+    from fusionreg.core.matcher.match import Matches
+    from fusionreg.core.planner.plan import Plan, Policy
     from fusionreg.core.runtime import Bound
     from fusionreg.model import FusedModel
 
@@ -25,14 +26,16 @@ def load_registry(*, strict: bool = False, device: str = "auto", **options: Any)
     Args:
         strict: raise for the first plugin that fails, instead of keeping it as a row in ``failures``.
         device: where calls run: ``auto`` (by the arrays), ``sim`` or ``cuda``.
-        options: further arguments of ``core.registry.load``: ``allow``, ``deny``, ``extra_plugins``.
+        options: further arguments of ``core.registry.catalog.load``: ``allow``, ``deny``, ``extra_plugins``.
 
     Returns: a new, independent :class:`Registry`; nothing is kept in the module.
     """
     return Registry(load(strict=strict, **options), device=device)
 
 
-def fuse(model: Any, *example: Any, registry: Registry | None = None, policy: Policy = "balanced", **options: Any) -> Any:
+def fuse(
+    model: Any, *example: Any, registry: Registry | None = None, policy: Policy = "balanced", **options: Any
+) -> Any:
     """A faster callable of ``model``; see :meth:`Registry.fuse`."""
     return (registry or load_registry()).fuse(model, *example, policy=policy, **options)
 

@@ -12,15 +12,15 @@ import numpy as np
 from fusionreg.core.dtypes import DTYPES
 from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.planner import Plan, Policy
-from fusionreg.core.report import ModelRow, Status
+from fusionreg.core.planner.plan import Plan, Policy
+from fusionreg.core.proof.report import ModelRow, Status
 from fusionreg.integrations import open_model
 from fusionreg.model import FusedModel
 
 if TYPE_CHECKING:
     from fusionreg.api import Registry
     from fusionreg.core.ir import Graph
-    from fusionreg.core.matcher import FailedMatch
+    from fusionreg.core.matcher.find import FailedMatch
     from fusionreg.integrations import Opened
 
 #: Largest deviation of an original from float64, relative to the largest output, that rounding explains, by the

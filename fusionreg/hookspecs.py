@@ -1,7 +1,8 @@
 """Every hook a plugin may implement. This file is the contract; it holds nothing else.
 
 Each hook is asked plugin by plugin, in the order (plugin, name), and none depends on another's answer. A hook that
-raises loses that plugin's answer to that hook and becomes a row in ``fusionreg plugins``; it never stops another plugin.
+raises loses that plugin's answer to that hook and becomes a row in ``fusionreg plugins``; no other
+plugin is stopped.
 Hooks must be pure: no files written, no CUDA context, no import of torch, onnx or cupy.
 """
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from fusionreg.core import rewrite
 from fusionreg.core.errors import ArgumentError, MisfitError, ModelError
-from fusionreg.core.evaluate import Evaluator, Mode, evaluate
+from fusionreg.core.evaluate.evaluator import Evaluator, Mode, evaluate
 from fusionreg.core.ir import FUSED, Graph, Node
 from fusionreg.core.runtime import FallbackWarning
 
 if TYPE_CHECKING:
-    from fusionreg.core.planner import Plan
-    from fusionreg.core.registry import Catalog
+    from fusionreg.core.planner.plan import Plan
+    from fusionreg.core.registry.catalog import Catalog
     from fusionreg.core.runtime import Runtime
 
 

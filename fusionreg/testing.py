@@ -14,8 +14,8 @@ import pytest
 
 if TYPE_CHECKING:
     from fusionreg.core.conformance import Trial
-    from fusionreg.core.registry import Catalog
-    from fusionreg.core.report import Evaluation, Report
+    from fusionreg.core.proof.report import Evaluation, Report
+    from fusionreg.core.registry.catalog import Catalog
 
 __all__ = ["assert_conforms", "assert_mutants_die"]
 
@@ -72,7 +72,7 @@ def assert_mutants_die(
 
 
 def _catalog() -> Catalog:
-    from fusionreg.core import registry
+    from fusionreg.core.registry import catalog as registry
 
     return registry.load()
 
@@ -165,7 +165,7 @@ class _Case(pytest.Item):
 
     def runtest(self) -> None:
         from fusionreg.core.conformance import run_one
-        from fusionreg.core.report import Status
+        from fusionreg.core.proof.report import Status
 
         found: Evaluation = run_one(*self._run)
         self.user_properties += [("max_abs", found.max_abs), ("max_rel", found.max_rel), ("device", found.device)]

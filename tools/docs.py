@@ -17,8 +17,8 @@ import typer.main
 from fusionreg import hookspecs
 from fusionreg.cli import commands  # noqa: F401  registers the commands
 from fusionreg.cli.main import app
-from fusionreg.core import evidence
-from fusionreg.core.registry import load
+from fusionreg.core.proof import evidence
+from fusionreg.core.registry.catalog import load
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance, Workload
 from fusionreg.core.targets import SHIPPED, accepts, target
 

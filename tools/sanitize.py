@@ -1,4 +1,4 @@
-"""One small case of every kernel under NVIDIA's compute-sanitizer: ``python tools/sanitize.py [--json FILE] [FUSION …]``.
+"""One small case of every kernel under compute-sanitizer: ``python tools/sanitize.py [--json FILE] [FUSION …]``.
 
 For each kernel and each tool (memcheck, racecheck) a process of its own runs the kernel's first plain conformance case
 on the GPU. Exit status 1 when a tool reports an error or a case does not pass. Needs a GPU and compute-sanitizer.
@@ -22,8 +22,8 @@ TOOLS = ("memcheck", "racecheck")
 def one(kernel: str) -> int:
     """Runs the kernel's first plain case in this process."""
     from fusionreg.core.conformance import derive, executor_for, run_one
-    from fusionreg.core.registry import load
-    from fusionreg.core.report import Status
+    from fusionreg.core.proof.report import Status
+    from fusionreg.core.registry.catalog import load
 
     catalog = load()
     entry = catalog[kernel.partition("/")[0]]
@@ -60,13 +60,14 @@ def main() -> int:
     options = parser.parse_args()
     if options.one:
         return one(options.one)
-    from fusionreg.core.registry import load
+    from fusionreg.core.registry.catalog import load
 
     catalog = load()
     names = options.fusions or sorted(catalog.fusions)
     rows = [check(k.key, tool) for name in names for k in catalog[name].kernels for tool in TOOLS]
     for row in rows:
-        print(f"{row['kernel']:32} {row['tool']:10} {'clean' if row['clean'] else 'FAULT'}  {row['summary']}  {row['case']}")
+        verdict = "clean" if row["clean"] else "FAULT"
+        print(f"{row['kernel']:32} {row['tool']:10} {verdict}  {row['summary']}  {row['case']}")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "rows": rows}

@@ -72,7 +72,7 @@ def _plugin_commands(args: list[str]) -> None:
     word = next((a for a in args if not a.startswith("-")), None)
     if word is None or word in _own_words():
         return
-    from fusionreg.core.registry import load
+    from fusionreg.core.registry.catalog import load
 
     for plugin, commands in load().hook("register_commands"):
         for name, sub in commands.items():

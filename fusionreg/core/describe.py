@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import evidence
 from .errors import ArgumentError, UnknownNameError
+from .proof import evidence
+from .proof.units import first_units
 from .render import KernelSource
 from .targets import SHIPPED, accepts, target
-from .units import first_units
 
 if TYPE_CHECKING:
-    from .entries import FusionEntry, KernelEntry
+    from .registry.entries import FusionEntry, KernelEntry
     from .spec import Workload
 
 

@@ -18,11 +18,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import discovery
 from .places import cache_directory
+from .registry import discovery
 
 if TYPE_CHECKING:
-    from .registry import Catalog
+    from .registry.catalog import Catalog
 
 FORMAT = 1
 _SKIPPED = ("__pycache__", ".git")
@@ -38,7 +38,7 @@ def read() -> list[dict[str, Any]]:
     rows = _stored(path, key)
     if rows is not None:
         return rows
-    from .registry import load
+    from .registry.catalog import load
 
     catalog = load()
     rows = list(entries(catalog))

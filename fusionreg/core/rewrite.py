@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from .dtypes import dtype
 from .errors import FusionregError, GraphError
-from .evaluate import evaluate
+from .evaluate.evaluator import evaluate
 from .frozen import EMPTY, FrozenDict
 from .ir import FUSED, Graph, Node, Value
-from .legality import aliases, hazards, mutated
+from .matcher.legality import aliases, hazards, mutated
 from .ops import Vocabulary, complete, numpy_backend
 
 if TYPE_CHECKING:
-    from .matcher import Match
+    from .matcher.find import Match
 
 
 def extract(

@@ -2,7 +2,7 @@
 
 A :class:`FusionSpec` says *what* is fused, a :class:`KernelSpec` *how*. Both are frozen, hashable, refuse unknown
 fields and round-trip through JSON. Reading one compiles and runs nothing: texts stay texts until the registry
-validates them (``core/validate.py``).
+validates them (``core/validate/``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Front doors: what turns a model of any kind into a graph. torch and onnx are imported below here only, when needed."""
+"""Front doors: what turns a model of any kind into a graph. torch and onnx are imported below here only."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""The gemm kernels under NVRTC: every shipped architecture, no spills by default, and within the limits of each chip."""
+"""The gemm kernels under NVRTC: every shipped architecture, no spills by default, within each chip's limits."""
 
 from __future__ import annotations
 
 import pytest
 
-from fusionreg.core import registry
 from fusionreg.core.compiler import compile_all
 from fusionreg.core.conformance import coverage
 from fusionreg.core.conformance.cases import base_axes
 from fusionreg.core.problem import combinations
+from fusionreg.core.registry import catalog as registry
 from fusionreg.core.render import render
 from fusionreg.core.targets import REGISTERS_SM, SHIPPED, STATIC_SHARED, target
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 import fusionreg  # noqa: E402
 from fusionreg.core.errors import ArgumentError  # noqa: E402
-from fusionreg.core.evaluate import Evaluator  # noqa: E402
+from fusionreg.core.evaluate.evaluator import Evaluator  # noqa: E402
 from fusionreg.core.ops import default_vocabulary  # noqa: E402
 from fusionreg.integrations.torch import export, import_exported  # noqa: E402
 from fusionreg.integrations.torch.module import ExportedCallable  # noqa: E402

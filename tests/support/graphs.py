@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from fusionreg.core import rewrite
-from fusionreg.core.costs import CostModel
 from fusionreg.core.dtypes import dtype
-from fusionreg.core.entries import FusionEntry
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph, GraphBuilder, Shape
-from fusionreg.core.matcher import FailedMatch, Match, find
+from fusionreg.core.matcher.find import FailedMatch, Match, find
 from fusionreg.core.ops import default_vocabulary, infer, named
-from fusionreg.core.pattern import parse_pattern
-from fusionreg.core.planner import Plan, plan
+from fusionreg.core.pattern.instantiate import parse_pattern
+from fusionreg.core.planner.costs import CostModel
+from fusionreg.core.planner.plan import Plan, plan
+from fusionreg.core.registry.entries import FusionEntry
 from fusionreg.core.spec import AttributeSpec, FusionSpec
 from fusionreg.core.tensors import TensorType
 

@@ -9,7 +9,7 @@ import numpy as np
 from graphs import Net
 
 from fusionreg.core.dtypes import dtype
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ir import Graph
 from fusionreg.core.lift import lift
 from fusionreg.core.ops import default_vocabulary

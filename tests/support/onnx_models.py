@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from fusionreg.core.dtypes import dtype
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ir import Graph
 from fusionreg.core.lift import lift
 from fusionreg.core.ops import default_vocabulary

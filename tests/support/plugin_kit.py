@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fusionreg.core.registry import Catalog, FusionEntry, load
+from fusionreg.core.registry.catalog import Catalog, FusionEntry, load
 from fusionreg.core.spec import FusionSpec, KernelSpec
 from fusionreg.hookspecs import hookimpl
 

@@ -15,7 +15,7 @@ from fusionreg import checking
 from fusionreg.checking import check_model, compare
 from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.report import Status
+from fusionreg.core.proof.report import Status
 from fusionreg.integrations.onnx import opening
 
 RNG = np.random.default_rng(31)

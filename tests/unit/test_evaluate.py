@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusionreg.core.errors import ArgumentError, GraphError
-from fusionreg.core.evaluate import Evaluator, evaluate
+from fusionreg.core.evaluate.evaluator import Evaluator, evaluate
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph, GraphBuilder, Node, Value
 from fusionreg.core.ops import Vocabulary, backend_of, default_vocabulary, operator

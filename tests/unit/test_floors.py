@@ -17,19 +17,13 @@ PACKAGE = Path(__file__).parents[2] / "fusionreg"
 #: Every module or package of fusionreg/core by floor.
 CORE: dict[int, set[str]] = {
     0: {"errors", "dtypes", "targets", "frozen", "expressions", "intervals", "places"},
-    1: {"ir", "ops", "spec", "tensors", "evaluate", "subgraphs"},
-    2: {
-        "pattern", "pattern_graph", "pattern_parse", "match", "match_checks", "match_program", "match_values",
-        "matcher", "search", "legality", "rewrite",
-    },
-    3: {
-        "entries", "discovery", "loading", "check_names", "check_fusion", "check_kernel", "check_reference", "registry",
-        "validate", "manifest", "lift",
-    },
-    4: {"planner", "packing", "costs", "problem", "render"},
+    1: {"ir", "ops", "spec", "tensors", "evaluate"},
+    2: {"pattern", "matcher", "rewrite"},
+    3: {"registry", "validate", "manifest", "lift"},
+    4: {"planner", "problem", "render"},
     5: {"compiler", "headers", "cache"},
     6: {"runtime", "simulator"},
-    7: {"conformance", "evidence", "report", "repro", "proof", "describe", "doctor", "scaffold", "units"},
+    7: {"conformance", "proof", "describe", "doctor", "scaffold"},
 }  # fmt: skip
 FLOORS = {f"fusionreg.core.{name}": floor for floor, names in CORE.items() for name in names}
 FLOORS |= {
@@ -190,7 +184,7 @@ def loaded_by(code: str) -> list[str]:
     [
         "import fusionreg",
         "import fusionreg; fusionreg.FusionSpec; fusionreg.hookimpl; dir(fusionreg)",
-        "import fusionreg.core.registry, fusionreg.core.validate",
+        "import fusionreg.core.registry.catalog, fusionreg.core.validate.paths",
         "from fusionreg.core.ops import default_vocabulary; default_vocabulary()",
     ],
 )

@@ -13,7 +13,7 @@ import pluggy
 import pytest
 
 from fusionreg import hookspecs
-from fusionreg.core.registry import load
+from fusionreg.core.registry.catalog import load
 from fusionreg.core.spec import FusionSpec, KernelSpec
 
 HOOKS = {n: f for n, f in vars(hookspecs).items() if hasattr(f, f"{hookspecs.PROJECT}_spec")}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph, GraphBuilder, Value
-from fusionreg.core.legality import (
+from fusionreg.core.matcher.legality import (
     CAPTURED,
     CYCLE,
     EXPOSED,

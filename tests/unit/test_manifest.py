@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fusionreg.core import manifest
-from fusionreg.core.registry import load
+from fusionreg.core.registry.catalog import load
 
 PLUGIN = """\
 from fusionreg import FusionSpec, KernelSpec, hookimpl
@@ -41,7 +41,7 @@ def loads(monkeypatch):
         calls.append(args)
         return load(*args, **kwargs)
 
-    monkeypatch.setattr("fusionreg.core.registry.load", counted)
+    monkeypatch.setattr("fusionreg.core.registry.catalog.load", counted)
     return calls
 
 

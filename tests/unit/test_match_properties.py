@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fusionreg.core import rewrite
-from fusionreg.core.matcher import find as matches
-from fusionreg.core.pattern import Input, Literal, Output
-from fusionreg.core.search import View, match_pattern
+from fusionreg.core.matcher.find import find as matches
+from fusionreg.core.matcher.search import View, match_pattern
+from fusionreg.core.pattern.instantiate import Input, Literal, Output
 
 UNARY = ("Relu", "Tanh", "Sigmoid", "Neg")
 BINARY = ("Add", "Mul", "Sub")

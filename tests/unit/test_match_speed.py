@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fusionreg.core.match_program import PatternIndex
-from fusionreg.core.matcher import View, find, scan
+from fusionreg.core.matcher.find import View, find, scan
+from fusionreg.core.matcher.program import PatternIndex
 from fusionreg.core.ops import default_vocabulary
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "matching.py"

@@ -20,8 +20,9 @@ from graphs import (
     vocabulary,
 )
 
-from fusionreg.core import matcher, search
-from fusionreg.core.matcher import find
+from fusionreg.core.matcher import find as matcher
+from fusionreg.core.matcher import search
+from fusionreg.core.matcher.find import find
 from fusionreg.core.spec import AttributeSpec
 
 # --- the plain case -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from graphs import (
     softmax_bias,
 )
 
-from fusionreg.core import legality
+from fusionreg.core.matcher import legality
 from fusionreg.core.spec import AttributeSpec
 
 # --- P01, P02, P03: interior values that somebody else reads --------------------------------------------------------

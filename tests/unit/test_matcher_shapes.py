@@ -18,7 +18,8 @@ from graphs import (
     softmax_bias,
 )
 
-from fusionreg.core import legality, matcher
+from fusionreg.core.matcher import find as matcher
+from fusionreg.core.matcher import legality
 from fusionreg.core.spec import AttributeSpec
 
 # --- P05, P20, P22: axes --------------------------------------------------------------------------------------------

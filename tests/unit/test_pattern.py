@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusionreg.core.errors import ArgumentError, GraphError, PatternError
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ops import default_vocabulary
-from fusionreg.core.pattern import (
+from fusionreg.core.pattern.instantiate import (
     AttributeName,
     Input,
     Literal,

@@ -12,11 +12,11 @@ from graphs import Net, chain, fused, fusion, gemm, matches_of, plan_of, quick_g
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusionreg.core import packing
-from fusionreg.core.costs import Cost, CostModel, DeviceModel
 from fusionreg.core.errors import UnknownNameError
-from fusionreg.core.matcher import find
-from fusionreg.core.planner import Plan, plan
+from fusionreg.core.matcher.find import find
+from fusionreg.core.planner import packing
+from fusionreg.core.planner.costs import Cost, CostModel, DeviceModel
+from fusionreg.core.planner.plan import Plan, plan
 
 
 def model(**fields) -> CostModel:

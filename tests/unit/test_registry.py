@@ -11,9 +11,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from fusionreg.core.entries import row_of
 from fusionreg.core.errors import PluginError, UnknownNameError
-from fusionreg.core.registry import HookWarning, load
+from fusionreg.core.registry.catalog import HookWarning, load
+from fusionreg.core.registry.entries import row_of
 from fusionreg.core.spec import Case, FusionSpec, KernelSpec, OpSpec
 from fusionreg.hookspecs import hookimpl
 

@@ -11,10 +11,10 @@ import numpy as np
 import plugin_kit
 import pytest
 
-from fusionreg.core import repro
 from fusionreg.core.errors import ArgumentError, UnknownNameError
-from fusionreg.core.registry import load
-from fusionreg.core.report import Status
+from fusionreg.core.proof import repro
+from fusionreg.core.proof.report import Status
+from fusionreg.core.registry.catalog import load
 
 WRONG = plugin_kit.ADD_RELU.replace("if (i >= M * N) return;", "if (i >= M * N - 1) return;")
 FILES = ["case.json", "expected/y.allowed.npy", "expected/y.chain.npy", "expected/y.exact.npy"]
@@ -38,7 +38,7 @@ def write(catalog, folder: Path, case: str = "bfloat16-base", **options) -> Path
 def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """``python run.py`` where no plugin is loaded: neither this test's, which is not installed, nor any other."""
     code = (
-        "import runpy, sys, fusionreg.core.registry as r\n"
+        "import runpy, sys, fusionreg.core.registry.catalog as r\n"
         "r.load = None\n"  # a replay that asks for a registry fails
         "sys.argv = sys.argv[1:]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"

@@ -9,16 +9,8 @@ from graphs import Net, chain, feeds, fused, fusion, gemm, matches_of, plan_of, 
 from fusionreg.core.errors import GraphError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Node, Value
-from fusionreg.core.matcher import Match
-from fusionreg.core.rewrite import (
-    Replacement,
-    apply,
-    eliminate_dead,
-    extract,
-    fold_constants,
-    replace_nodes,
-    sort,
-)
+from fusionreg.core.matcher.find import Match
+from fusionreg.core.rewrite import Replacement, apply, eliminate_dead, extract, fold_constants, replace_nodes, sort
 from fusionreg.core.spec import OpSpec
 
 

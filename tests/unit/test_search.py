@@ -7,8 +7,8 @@ from graphs import Net, fusion, largest, matches_of, vocabulary
 
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Value
-from fusionreg.core.pattern import parse_pattern
-from fusionreg.core.search import match_pattern
+from fusionreg.core.matcher.search import match_pattern
+from fusionreg.core.pattern.instantiate import parse_pattern
 
 
 def found(graph, text, outputs=("y",), legal=False):

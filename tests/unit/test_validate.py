@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fusionreg.core.check_fusion import check_fusion
-from fusionreg.core.check_kernel import check_kernel
-from fusionreg.core.check_reference import check_reference
 from fusionreg.core.errors import SpecError
 from fusionreg.core.ops import default_vocabulary
-from fusionreg.core.registry import load
+from fusionreg.core.registry.catalog import load
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance
-from fusionreg.core.validate import validate_path
+from fusionreg.core.validate.fusion import check_fusion
+from fusionreg.core.validate.kernel import check_kernel
+from fusionreg.core.validate.paths import validate_path
+from fusionreg.core.validate.reference import check_reference
 
 OPS = default_vocabulary()
 REPOSITORY = Path(__file__).parents[2]

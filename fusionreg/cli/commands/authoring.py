@@ -18,7 +18,7 @@ def validate(
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Checks every spec of a plugin. Nothing is compiled; validating a package imports it, a JSON file runs nothing."""
-    from fusionreg.core.validate import validate_path
+    from fusionreg.core.validate.paths import validate_path
 
     results = validate_path(path)
     if json:
@@ -51,7 +51,7 @@ def repro(
 ) -> None:
     """Writes a stand-alone folder for one conformance case: rendered CUDA, inputs, reference, a script that runs it."""
     from fusionreg.api import load_registry
-    from fusionreg.core.repro import write
+    from fusionreg.core.proof.repro import write
 
     made = write(load_registry().catalog, fusion, kernel, case, device=device.value, folder=out)
     typer.echo(f"wrote {made}\nnext:\n  python {made / 'run.py'}")

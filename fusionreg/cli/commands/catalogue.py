@@ -62,7 +62,7 @@ def show(
 ) -> None:
     """One fusion: its pattern, tensors, constraints and kernels; with --source the CUDA that would be compiled."""
     from fusionreg.core import describe
-    from fusionreg.core.registry import load
+    from fusionreg.core.registry.catalog import load
 
     entry = load()[name]
     if source:
@@ -88,7 +88,7 @@ def plugins(
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when a plugin failed.")] = False,
 ) -> None:
     """Every plugin found, and why those that failed did."""
-    from fusionreg.core.registry import load
+    from fusionreg.core.registry.catalog import load
 
     catalog = load()
     rows: list[dict[str, Any]] = catalog.plugin_rows()

@@ -63,8 +63,8 @@ def why(
 ) -> None:
     """Why kernels of a fusion would be compiled anew: which part of the key differs from the nearest cached entry."""
     from fusionreg.core.cache import Cache
-    from fusionreg.core.registry import load
-    from fusionreg.core.units import cache_misses
+    from fusionreg.core.proof.units import cache_misses
+    from fusionreg.core.registry.catalog import load
 
     rows = cache_misses(load()[name], arch, Cache())
     if json:

@@ -13,8 +13,8 @@ from fusionreg.cli.output import JSON_HELP, number, print_json, table
 
 if TYPE_CHECKING:
     from fusionreg.core.ir import Graph
-    from fusionreg.core.match import FailedMatch
-    from fusionreg.core.planner import Plan
+    from fusionreg.core.matcher.match import FailedMatch
+    from fusionreg.core.planner.plan import Plan
 
 
 @app.command()

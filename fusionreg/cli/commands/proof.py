@@ -15,7 +15,7 @@ from fusionreg.cli.output import console, number, print_json, progress, table
 
 if TYPE_CHECKING:
     from fusionreg.api import Registry
-    from fusionreg.core.report import Report
+    from fusionreg.core.proof.report import Report
 
 #: Suffixes of model files of any kind: a fusion's name has none of them.
 MODEL_SUFFIXES = (".onnx", ".pt2", ".pt", ".pth", ".pb", ".tflite", ".safetensors", ".engine", ".mlmodel")
@@ -51,7 +51,7 @@ def run(
     A model is matched, planned, run fused, and compared with its original artefact on the same inputs.
     """
     from fusionreg.api import load_registry
-    from fusionreg.core.proof import prove
+    from fusionreg.core.proof.prove import prove
 
     registry = load_registry(strict=strict, device=device.value)
     if evidence and device is not Device.CUDA:
@@ -93,7 +93,7 @@ def _checked_models(
     registry: Registry, models: list[str], device: Device, policy: Policy, seed: int, explain: bool, quiet: bool
 ) -> Report:
     from fusionreg.cli.commands.models import show_plan
-    from fusionreg.core.report import Report
+    from fusionreg.core.proof.report import Report
 
     rows = []
     for target in models:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SpecError
 from ..frozen import FrozenDict
-from ..pattern_graph import Input
+from ..pattern.graph import Input
 from ..problem import combinations
 from ..spec import Case
 from . import coverage, values
 from .trial import Trial
 
 if TYPE_CHECKING:
-    from ..entries import FusionEntry, KernelEntry
+    from ..registry.entries import FusionEntry, KernelEntry
 
 #: Part of every evidence digest: raise it when a change here makes old evidence say less than it claims.
 VERSION = 1

@@ -15,7 +15,7 @@ from ..problem import Problem, Tensor, bind, select
 from .trial import Trial
 
 if TYPE_CHECKING:
-    from ..entries import FusionEntry, KernelEntry
+    from ..registry.entries import FusionEntry, KernelEntry
 
 #: Combinations beyond this number are sampled.
 EXHAUSTIVE = 4096

@@ -13,15 +13,15 @@ from ..errors import ArgumentError, CompileError, FusionregError, MissingDepende
 from ..ops import Vocabulary
 from ..problem import Problem, bind, combinations, select
 from ..problem.selection import Candidate
+from ..proof.report import Evaluation, Status
 from ..render import KernelSource, render
-from ..report import Evaluation, Status
 from .compare import Comparison, compare
 from .coverage import open_dtypes
 from .reference import Reference, reference
 from .trial import Trial
 
 if TYPE_CHECKING:
-    from ..entries import FusionEntry, KernelEntry
+    from ..registry.entries import FusionEntry, KernelEntry
 
 #: What outputs hold before a launch: the first would spread, the second would pass for a number.
 POISONS = (float("nan"), 1e4)

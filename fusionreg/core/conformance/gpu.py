@@ -23,7 +23,7 @@ from ..runtime.launch import argument_values
 from .execute import Job, Outputs, difference, empty_outputs
 
 if TYPE_CHECKING:
-    from ..entries import KernelEntry
+    from ..registry.entries import KernelEntry
 
 #: Bytes on both sides of every buffer, all ones (NaN); a multiple of every alignment that a tensor may have.
 GUARD = 4096

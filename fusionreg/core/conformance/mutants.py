@@ -16,15 +16,15 @@ import numpy as np
 
 from ..cache import Cache
 from ..ops import Vocabulary
+from ..proof.report import Evaluation
 from ..render import KernelSource
-from ..report import Evaluation
 from .cases import derive
 from .devices import executor_for
 from .execute import Executor, Job, Outputs, empty_outputs, execute, prepare
 
 if TYPE_CHECKING:
-    from ..entries import FusionEntry, KernelEntry
-    from ..registry import Catalog
+    from ..registry.catalog import Catalog
+    from ..registry.entries import FusionEntry, KernelEntry
 
 #: Trials a mutant may survive before it counts as surviving.
 PATIENCE = 100

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..evaluate import evaluate
+from ..evaluate.evaluator import evaluate
 from ..ops import Vocabulary, numpy_backend
-from ..pattern import instantiate
+from ..pattern.instantiate import instantiate
 from .compare import POOL, pooled
 from .trial import Trial
 
 if TYPE_CHECKING:
-    from ..entries import FusionEntry
     from ..ir import Graph
+    from ..registry.entries import FusionEntry
 
 #: Equal runs with other random values, at most, from which the chain's error is pooled.
 REPLICAS = 8

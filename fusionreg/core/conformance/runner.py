@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from ..cache import Cache
 from ..errors import FusionregError, UnknownNameError
-from ..report import Evaluation, Report
+from ..proof.report import Evaluation, Report
 from . import cases as derived
 from .devices import executor_for
 from .execute import Executor, Job, Mutate, execute, prepare
 from .trial import Trial
 
 if TYPE_CHECKING:
-    from ..entries import FusionEntry, KernelEntry
-    from ..registry import Catalog
+    from ..registry.catalog import Catalog
+    from ..registry.entries import FusionEntry, KernelEntry
 
 Progress = Callable[[int, int, Evaluation], None]
 """Called after each evaluation with (done, total, it)."""

@@ -17,7 +17,7 @@ from ..simulator import Checks
 from .execute import Job, Outputs, difference, empty_outputs
 
 if TYPE_CHECKING:
-    from ..entries import KernelEntry
+    from ..registry.entries import KernelEntry
 
 #: Seconds after which one simulated launch is broken off.
 TIMEOUT = 120.0

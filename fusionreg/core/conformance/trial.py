@@ -15,7 +15,7 @@ from ..tensors import expand
 from . import values
 
 if TYPE_CHECKING:
-    from ..entries import FusionEntry
+    from ..registry.entries import FusionEntry
 
 #: Layout name → what it does to a tensor; see :func:`arrange`.
 LAYOUTS: Mapping[str, str] = FrozenDict(

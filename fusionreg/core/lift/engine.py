@@ -16,14 +16,14 @@ from typing import Any
 from ..errors import FusionregError
 from ..frozen import FrozenDict
 from ..ir import Graph, Node, Value
-from ..legality import mutated
-from ..match import Bindings
-from ..match_program import PatternIndex
+from ..matcher.legality import mutated
+from ..matcher.match import Bindings
+from ..matcher.program import PatternIndex
+from ..matcher.search import Search, View, scan
 from ..ops import Vocabulary, infer, named
-from ..pattern import AttributeName, Input, Literal, Output, PatternGraph, parse_pattern
-from ..pattern_graph import Operand
+from ..pattern.graph import Operand
+from ..pattern.instantiate import AttributeName, Input, Literal, Output, PatternGraph, parse_pattern
 from ..rewrite import Replacement, replace_nodes
-from ..search import Search, View, scan
 from .site import Condition, Derive, Site
 
 #: Rounds after which rules that undo each other are our own fault.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DTYPES
 from ..ir import Graph, Shape, Value
-from ..match import Bindings
-from ..pattern_graph import PatternGraph
+from ..matcher.match import Bindings
+from ..pattern.graph import PatternGraph
 
 if TYPE_CHECKING:
     import numpy

@@ -16,7 +16,7 @@ from ..tensors import Form, TensorType
 from .types import Problem, Tensor, output_shape
 
 if TYPE_CHECKING:
-    from ..registry import FusionEntry
+    from ..registry.catalog import FusionEntry
 
 NONE = "none"
 

@@ -13,7 +13,7 @@ from ..targets import GRID_X, GRID_YZ, THREADS_BLOCK, Target, target
 from .types import Problem
 
 if TYPE_CHECKING:
-    from ..registry import KernelEntry
+    from ..registry.catalog import KernelEntry
 
 #: Thread blocks of one cluster without the non-portable opt-in.
 CLUSTER_BLOCKS = 8

@@ -15,7 +15,7 @@ from .geometry import Launch, launch_geometry
 from .types import Problem
 
 if TYPE_CHECKING:
-    from ..registry import FusionEntry, KernelEntry
+    from ..registry.catalog import FusionEntry, KernelEntry
 
 
 #: Combinations of a kernel's parameters that are compared by estimate, at most.

@@ -12,7 +12,7 @@ from ..problem import Problem
 from .values import Code, TypeName, c_text, float_literal, guarded, identifier
 
 if TYPE_CHECKING:
-    from ..registry import FusionEntry, KernelEntry
+    from ..registry.catalog import FusionEntry, KernelEntry
 
 Kind = Literal["input", "output", "stride", "axis", "attribute", "workspace"]
 

@@ -23,7 +23,7 @@ from .prelude import Argument
 from .values import Code
 
 if TYPE_CHECKING:
-    from ..registry import FusionEntry, KernelEntry
+    from ..registry.catalog import FusionEntry, KernelEntry
 
 #: Options of every unit beside ``-arch`` and ``-I``. Nothing is left to a default: subnormals are kept, division and
 #: square root are correctly rounded, and products may contract into fused multiply-adds.

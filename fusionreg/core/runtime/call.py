@@ -11,7 +11,7 @@ from ..problem import Tensor
 from .libraries import Library, Place, library_of, overlapping, self_overlapping, unknown_array
 
 if TYPE_CHECKING:
-    from ..registry import FusionEntry
+    from ..registry.catalog import FusionEntry
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..cache import Cache
 from ..errors import ArgumentError, FusionregError, LaunchError
-from ..evaluate import Evaluator
+from ..evaluate.evaluator import Evaluator
 from ..frozen import EMPTY, FrozenDict
-from ..pattern import instantiate
+from ..pattern.instantiate import instantiate
 from ..problem import Candidate, Problem, Refusal, Selection, bind, select
 from ..targets import target
 from .bound import Bound
@@ -23,8 +23,8 @@ from .launch import Allocation, Densified, GpuLaunch, Nothing, Prepared, Simulat
 from .preview import preview
 
 if TYPE_CHECKING:
-    from ..match import Match
-    from ..registry import Catalog, FusionEntry
+    from ..matcher.match import Match
+    from ..registry.catalog import Catalog, FusionEntry
 
 #: The architecture that the simulator stands in for: it executes what a Hopper kernel may use.
 SIMULATED = "sm_90a"

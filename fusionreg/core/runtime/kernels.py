@@ -18,7 +18,7 @@ from ..targets import for_capability
 from .driver import SHARED_WITHOUT_ASKING, Driver, driver
 
 if TYPE_CHECKING:
-    from ..registry import FusionEntry
+    from ..registry.catalog import FusionEntry
 
 
 @dataclass(eq=False)

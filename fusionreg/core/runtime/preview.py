@@ -10,8 +10,8 @@ from ..problem import Problem, Tensor, bind
 from ..tensors import Dim, expand
 
 if TYPE_CHECKING:
-    from ..match import Match
-    from ..registry import FusionEntry
+    from ..matcher.match import Match
+    from ..registry.catalog import FusionEntry
 
 #: What a symbolic extent counts as: divisible by whatever a kernel may ask for. The real one is looked at by each call.
 SYMBOLIC = 4096

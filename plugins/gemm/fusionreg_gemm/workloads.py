@@ -8,9 +8,9 @@ from fusionreg.core.spec import Workload
 
 #: M, N, K, dtype, mode, goal.
 _MAIN = (
-    (8192, 8192, 8192, "bfloat16", "b", "min(product, epilogue)"),
-    (4096, 4096, 4096, "float16", "b", "min(product, epilogue)"),
-    (2048, 28672, 8192, "bfloat16", "b", "min(product, epilogue)"),
+    (8192, 8192, 8192, "bfloat16", "b", "{library}"),
+    (4096, 4096, 4096, "float16", "b", "{library}"),
+    (2048, 28672, 8192, "bfloat16", "b", "{library}"),
     (16, 14336, 4096, "bfloat16", "g", "floor / 0.88"),
     (1, 14336, 4096, "bfloat16", "g", "floor / 0.90"),
 )
@@ -28,7 +28,11 @@ _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 def workloads(operands: Collection[str]) -> tuple[Workload, ...]:
     """Those of the fusion with these operands beside x and w: all of them with scale and bias, else the main ones."""
     forms = dict.fromkeys(operands, "T[N]")
-    found = [_one(f"{m}x{n}x{k}", "S15", m, n, k, forms, *rest) for m, n, k, *rest in _MAIN]
+    library = "min(product, epilogue)" if "bias" in operands else "product"  # cuBLASLt's epilogue adds a bias
+    found = [
+        _one(f"{m}x{n}x{k}", "S15", m, n, k, forms, dtype, mode, goal.format(library=library))
+        for m, n, k, dtype, mode, goal in _MAIN
+    ]
     if len(operands) == 2:
         found += [_one(f"{m}x{n}x{k}", "S15 more", m, n, k, forms, *rest) for m, n, k, *rest in _ODD]
         for name, (n, k) in _LLAMA.items():

@@ -8,10 +8,10 @@ import plugin_kit
 import pytest
 
 from fusionreg.core import describe
-from fusionreg.core.check_fusion import check_fusion
 from fusionreg.core.ops import default_vocabulary
-from fusionreg.core.registry import load
+from fusionreg.core.registry.catalog import load
 from fusionreg.core.spec import Case, FusionSpec, Workload
+from fusionreg.core.validate.fusion import check_fusion
 
 GOOD = {"name": "16x32", "axes": {"M": 16, "N": 32}, "dtypes": {"T": "float16"}}
 

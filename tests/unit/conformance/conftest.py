@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fusionreg.core import registry
 from fusionreg.core.conformance.compare import rounded
 from fusionreg.core.conformance.execute import Job, Outputs
 from fusionreg.core.conformance.reference import reference
 from fusionreg.core.dtypes import dtype
 from fusionreg.core.ops import default_vocabulary
+from fusionreg.core.registry import catalog as registry
 from fusionreg.core.render import KernelSource
 
 

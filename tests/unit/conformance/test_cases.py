@@ -13,7 +13,7 @@ from fusionreg.core.conformance.trial import LAYOUTS, arrange, describe
 from fusionreg.core.dtypes import dtype
 from fusionreg.core.errors import SpecError, UnknownNameError
 from fusionreg.core.problem import bind
-from fusionreg.core.registry import FusionEntry
+from fusionreg.core.registry.catalog import FusionEntry
 from fusionreg.core.spec import Case
 
 TARGET = "sm_90a"

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from fusionreg.core import evidence
 from fusionreg.core.errors import FusionregError, ModelError
-from fusionreg.core.registry import load
-from fusionreg.core.report import Evaluation, Report, Status
+from fusionreg.core.proof import evidence
+from fusionreg.core.proof.report import Evaluation, Report, Status
+from fusionreg.core.registry.catalog import load
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_state(entry, tmp_path):
 
 
 def test_every_shipped_kernel_has_evidence_or_a_reason_why_not():
-    """A kernel change forces a GPU run: ``fusionreg run --device cuda --evidence plugins/<family>/evidence/<gpu>.json``."""
+    """A kernel change forces a GPU run: ``fusionreg run --device cuda --evidence FILE``."""
     wrong = {}
     for fusion in load().fusions.values():
         for kernel in fusion.kernels:

@@ -8,7 +8,7 @@ import pytest
 from fusionreg.core.conformance import derive, mutants, run, run_mutants, run_one
 from fusionreg.core.conformance.mutants import LAUNCH_MUTANTS, edit, mutants_of
 from fusionreg.core.errors import CompileError, SimulatorError, UnknownNameError
-from fusionreg.core.report import Status
+from fusionreg.core.proof.report import Status
 
 FUSION = "gemm.scale_bias"
 

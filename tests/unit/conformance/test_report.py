@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fusionreg.core.report import Evaluation, ModelRow, Report, Status
+from fusionreg.core.proof.report import Evaluation, ModelRow, Report, Status
 
 
 def row(case: str, status: Status = Status.PASSED, **kwargs) -> Evaluation:

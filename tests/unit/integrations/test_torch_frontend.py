@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fusionreg.core.errors import ArgumentError, ModelError
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ops import default_vocabulary
 from fusionreg.integrations.torch import export, from_exported, from_module, import_exported, import_pt2, load_pt2
 from fusionreg.integrations.torch.aten import TABLE

@@ -13,7 +13,7 @@ from torch import nn
 
 import fusionreg
 from fusionreg.core.errors import ArgumentError, ModelError
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ops import default_vocabulary
 from fusionreg.integrations import open_model
 from fusionreg.integrations.torch import export

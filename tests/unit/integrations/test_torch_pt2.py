@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fusionreg.core.errors import FusionregError, ModelError
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ops import default_vocabulary
 from fusionreg.integrations.torch import export, import_pt2, load_pt2, pt2, reference
 from fusionreg.integrations.torch.schemas import callable_safely

@@ -10,7 +10,7 @@ import torch_blocks
 import torch_zoo
 from torch.utils import _pytree as pytree
 
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ops import default_vocabulary
 from fusionreg.integrations.torch import export, import_exported, import_pt2, reference
 from fusionreg.integrations.torch.arrays import from_numpy

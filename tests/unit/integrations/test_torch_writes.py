@@ -11,7 +11,7 @@ from torch import nn
 from torch_zoo import Fn
 
 from fusionreg.core.errors import ModelError
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ops import default_vocabulary
 from fusionreg.integrations.torch import export, import_exported, import_pt2, reference
 from fusionreg.integrations.torch.convert import convert

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import special
 
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ir import GraphBuilder, Value
 from fusionreg.core.ops import backend_of, default_vocabulary, infer, named
 

@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from fusionreg.core.dtypes import from_onnx
 from fusionreg.core.errors import UnknownNameError
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ir import Graph, GraphBuilder, Value
 from fusionreg.core.ops import CONTROL_FLOW, default_vocabulary, infer, named, normalise
 

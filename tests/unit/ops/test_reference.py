@@ -12,7 +12,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from fusionreg.core.dtypes import dtype
-from fusionreg.core.evaluate import evaluate
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ir import GraphBuilder, Value
 from fusionreg.core.ops import default_vocabulary, infer, named
 

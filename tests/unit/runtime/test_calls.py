@@ -17,7 +17,7 @@ import pytest
 from fusionreg.core import simulator
 from fusionreg.core.cache import Cache
 from fusionreg.core.errors import ArgumentError, LaunchError, UnknownNameError
-from fusionreg.core.match import Match
+from fusionreg.core.matcher.match import Match
 from fusionreg.core.problem import Tensor
 from fusionreg.core.runtime import FallbackWarning, Runtime
 from fusionreg.core.runtime.libraries import ALIGNMENT, library_of, overlapping, self_overlapping

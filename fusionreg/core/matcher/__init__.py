@@ -1,0 +1,1 @@
+"""Finding patterns in graphs: anchored backtracking search, a fusion's rules, and legality. Floor 2."""

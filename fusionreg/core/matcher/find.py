@@ -1,0 +1,120 @@
+"""Where in a graph which fusion applies, and where one nearly does. Floor 2.
+
+:func:`find` anchors every pattern at its root operator, searches backwards (``search.py``), and holds what it
+finds against the fusion's tensor types, constraints and the legality rules (``checks.py``). For one root the
+largest legal form of a fusion is reported; smaller ones remain where an exposed value rules the larger out. Overlaps
+are left to the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..ir import Graph, Node
+from ..spec import OpSpec
+from .checks import ATTRIBUTE, CONSTRAINT, DTYPE, GATE, GROWTH, OUTPUTS, PRESENT, SHAPE, Checker, Fusion, Refused
+from .legality import Legality, Violation
+from .match import Bindings, FailedMatch, Match, Matches
+from .program import PatternIndex
+from .search import VAGUE, Search, View, match_pattern, scan
+
+__all__ = [
+    "ATTRIBUTE",
+    "CONSTRAINT",
+    "DTYPE",
+    "GATE",
+    "GROWTH",
+    "OUTPUTS",
+    "PRESENT",
+    "SHAPE",
+    "Bindings",
+    "FailedMatch",
+    "Fusion",
+    "Legality",
+    "Match",
+    "Matches",
+    "PatternIndex",
+    "View",
+    "Violation",
+    "find",
+    "match_pattern",
+    "scan",
+]
+
+
+#: Bindings of one pattern at one root that are held against the fusion's rules before the search gives up: symmetric
+#: patterns bind the same nodes in many orders.
+MAX_REFUSALS = 256
+
+
+def find(graph: Graph, fusions: Iterable[Fusion], ops: Mapping[str, OpSpec], *, explain: bool = False) -> Matches:
+    """All sites of all fusions in a graph, overlapping ones too, ordered by root, then fusion.
+
+    Args:
+        graph: with types; values of unknown rank match nothing.
+        fusions: entries of a catalog.
+        ops: the vocabulary their patterns were parsed with.
+        explain: also report, for each root operator and fusion without a match there, the deepest partial match.
+    """
+    entries = sorted(fusions, key=lambda f: (f.spec.name, f.plugin))
+    patterns = [(e, s) for e, f in enumerate(entries) for s in range(len(f.patterns))]
+    checkers: dict[int, Checker] = {}
+    index = PatternIndex([entries[e].patterns[s] for e, s in patterns], ops)
+    view = View(graph)
+    best: dict[tuple[int, int], Match] = {}
+    near: dict[tuple[int, int], FailedMatch] = {}
+    candidates = _everything(view, index) if explain else scan(view, index)
+    for node, i, anchor in candidates:
+        entry, spelling = patterns[i]
+        if entry not in checkers:
+            checkers[entry] = Checker(entries[entry], ops)
+        key = (view.position[node.name], entry)
+        fail = _recorder(near, key, entries[entry].spec.name, node) if explain else None
+        found = _largest(view, index, i, anchor, node, checkers[entry], spelling, fail)
+        if found is not None and (key not in best or len(found.nodes) > len(best[key].nodes)):
+            best[key] = found
+    failures = tuple(near[k] for k in sorted(near) if k not in best)
+    return Matches(tuple(best[k] for k in sorted(best)), failures)
+
+
+def _largest(
+    view: View, index: PatternIndex, i: int, anchor: int, node: Node, checker: Checker, spelling: int, fail: Any
+) -> Match | None:
+    """The legal form with most nodes; of equal ones the first."""
+    program = index.programs[i]
+    most = len(program.steps) - len(program.anchors[anchor][1])
+    best: Match | None = None
+    refusals = 0
+    for b in Search(view, program, fail).at(node, anchor):
+        if best is not None and len(b.nodes) <= len(best.nodes):
+            continue
+        try:
+            best = checker.match(view, spelling, b)
+        except Refused as refused:
+            if fail is not None:
+                clause, where, found, expected = refused.args
+                fail(len(b.nodes), clause, where, found, expected)
+            refusals += 1
+            if refusals == MAX_REFUSALS:
+                break
+            continue
+        if len(best.nodes) >= most:
+            break
+    return best
+
+
+def _everything(view: View, index: PatternIndex) -> Iterable[tuple[Node, int, int]]:
+    for node in view.graph.nodes:
+        for i, anchor in index.by_root.get(node.op, ()):
+            yield node, i, anchor
+
+
+def _recorder(near: dict[tuple[int, int], FailedMatch], key: tuple[int, int], fusion: str, root: Node) -> Any:
+    def fail(depth: int, clause: str, node: Node, found: str, expected: str) -> None:
+        known = near.get(key)
+        vague = known is not None and known.clause in VAGUE and clause not in VAGUE
+        if known is None or depth > known.depth or (depth == known.depth and vague):
+            near[key] = FailedMatch(fusion, root.name, depth, clause, node.name, node.source, found, expected)
+
+    return fail

@@ -1,0 +1,1 @@
+"""Choosing among overlapping matches: costs, exact packing, plans. Floor 4."""

@@ -1,0 +1,1 @@
+"""What a run of kernels proves and leaves behind: units, evidence, reports, reproducers. Floor 7."""

@@ -1,0 +1,80 @@
+"""``fusionreg run`` on fusions: every kernel compiled for every target, then conformance on one device. Floor 7."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..cache import Cache
+from ..compiler import ObjectCode, compile_all
+from ..conformance import cases as derived
+from ..conformance import executor_for, run
+from ..conformance.runner import Progress
+from ..errors import FusionregError, MissingDependencyError, UnknownNameError
+from ..targets import SHIPPED
+from . import evidence as proofs
+from .report import Evaluation, Report, Status
+from .units import first_units
+
+if TYPE_CHECKING:
+    from ..registry.catalog import Catalog
+    from ..registry.entries import FusionEntry, KernelEntry
+
+
+def prove(
+    catalog: Catalog,
+    names: Sequence[str] = (),
+    *,
+    device: str = "auto",
+    cases: derived.Extent = "quick",
+    kernels: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    evidence: Path | None = None,
+) -> Report:
+    """Compiles every kernel for every shipped architecture it declares, then runs conformance.
+
+    Arguments as in :func:`conformance.run`; ``evidence``: file to write the evidence of a GPU run to.
+    """
+    cache = Cache()
+    entries = [catalog[name] for name in names] if names else list(catalog.fusions.values())
+    chosen = [(e, k) for e in entries for k in e.kernels if kernels is None or {k.name, k.key} & set(kernels)]
+    if not chosen:
+        known = [name for e in entries for k in e.kernels for name in (k.name, k.key)]
+        raise UnknownNameError.among("kernel", ", ".join(kernels or names), known)
+    executor = executor_for(device, cache)
+    proven = run(
+        catalog, names, device=device, cases=cases, kernels=kernels, progress=progress, cache=cache, executor=executor
+    )
+    if evidence is not None:
+        proofs.write(evidence, proofs.collect(proven, entries))
+    return Report(tuple(compiled(chosen, cache)) + proven.evaluations, (), proven.environment)
+
+
+def compiled(kernels: Sequence[tuple[FusionEntry, KernelEntry]], cache: Cache | None) -> list[Evaluation]:
+    """One evaluation per kernel and shipped architecture: the first unit of each dtype, compiled by NVRTC."""
+    units = [
+        (entry, kernel, name, unit)
+        for entry, kernel in kernels
+        for name in SHIPPED
+        for unit in first_units(entry, kernel, name)
+    ]
+    codes = compile_all([unit.source for *_, unit in units], cache)
+    return [
+        _evaluation(entry, kernel, unit.dtypes, name, code, unit.source.digest)
+        for (entry, kernel, name, unit), code in zip(units, codes, strict=True)
+    ]
+
+
+def _evaluation(
+    entry: FusionEntry, kernel: KernelEntry, dtype: str, name: str, code: ObjectCode | FusionregError, digest: str
+) -> Evaluation:
+    if isinstance(code, ObjectCode):
+        return Evaluation(
+            entry.name, kernel.name, f"compile {dtype} {name}", dtype, Status.PASSED, device="nvrtc", target=name,
+            seconds=0.0 if code.cached else code.seconds, digest=digest,
+        )  # fmt: skip
+    status = Status.SKIPPED_UNSUPPORTED if isinstance(code, MissingDependencyError) else Status.COMPILE_ERROR
+    return Evaluation(
+        entry.name, kernel.name, f"compile {dtype} {name}", dtype, status, device="nvrtc", target=name, reason=str(code)
+    )

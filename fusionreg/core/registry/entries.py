@@ -1,0 +1,196 @@
+"""What the registry holds: fusions and kernels ready for use, and a row for every plugin. Floor 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as default
+from pathlib import Path
+from typing import Any
+
+from ..errors import UnknownNameError
+from ..expressions import Expression, ExpressionSet
+from ..frozen import FrozenDict
+from ..pattern.instantiate import PatternGraph
+from ..spec import Case, FusionSpec, KernelSpec
+from ..targets import TARGETS, Target, accepts
+from ..tensors import TensorType
+
+
+@dataclass(frozen=True)
+class PluginRow:
+    """A plugin that was imported and registered.
+
+    Attributes:
+        name: its entry point's name.
+        distribution, version: of the distribution it came with; "" where it came from none.
+        module: what the entry point names.
+        root: the folder of its package, which its templates are read from; None for a plugin without one.
+        prefixes: the first words of fusion names that it owns.
+        fusions, kernels, ops: what it registered and validation accepted: names, ``fusion/kernel`` keys, operators.
+        summary: first line of the module's docstring.
+    """
+
+    name: str
+    distribution: str = ""
+    version: str = ""
+    module: str = ""
+    root: Path | None = None
+    prefixes: tuple[str, ...] = ()
+    fusions: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class PluginFailure:
+    """Something of a plugin that is not in the registry, and why.
+
+    Attributes:
+        plugin: its entry point's name.
+        distribution: the distribution it came with.
+        stage: ``discover``, ``import``, ``register``, ``claim``, ``validate``, or the name of the hook that failed.
+        reason: one line.
+        fusion: the fusion or kernel key concerned; "" when the whole plugin, or its answer to a hook, is lost.
+        field: the spec field concerned.
+        error: the exception.
+    """
+
+    plugin: str
+    distribution: str
+    stage: str
+    reason: str
+    fusion: str = ""
+    field: str = ""
+    error: BaseException | None = default(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        of = f" ({self.distribution})" if self.distribution and self.distribution != self.plugin else ""
+        what = f", {self.fusion}" if self.fusion else ""
+        return f"plugin {self.plugin}{of}{what}: {self.stage}: {self.reason}"
+
+
+@dataclass(frozen=True, eq=False)
+class KernelEntry:
+    """One kernel of a fusion; its expressions are parsed and every name in them is resolved.
+
+    Attributes:
+        spec: its spec, ``fusion`` filled in.
+        plugin, distribution, version: who ships it.
+        root: the folder that its template and what it includes are read from.
+        template: the template's path.
+        requires, valid: conditions on the problem, and on a combination of params.
+        constants: template variables by name; in declared order each may read those before it.
+        geometry: ``grid0`` … ``block0`` … ``cluster0`` … ``shared_memory``, ``workspace``.
+        estimate: expected seconds, None when the general model is to tell.
+    """
+
+    spec: KernelSpec
+    plugin: str
+    distribution: str
+    version: str
+    root: Path
+    template: Path
+    requires: tuple[Expression, ...] = ()
+    valid: tuple[Expression, ...] = ()
+    constants: ExpressionSet = default(default_factory=lambda: ExpressionSet({}))
+    geometry: ExpressionSet = default(default_factory=lambda: ExpressionSet({}))
+    estimate: Expression | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def fusion(self) -> str:
+        return str(self.spec.fusion)
+
+    @property
+    def key(self) -> str:
+        """``fusion/kernel``: unique in a registry."""
+        return f"{self.spec.fusion}/{self.spec.name}"
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Every known architecture that it may be built for."""
+        return tuple(t for t in TARGETS.values() if any(accepts(d, t) for d in self.spec.targets))
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.key} of {self.plugin}>"
+
+
+@dataclass(frozen=True, eq=False)
+class FusionEntry:
+    """One fusion, ready to match, plan and call.
+
+    Attributes:
+        spec: its spec.
+        plugin, distribution, version: who ships it.
+        patterns: one parsed pattern per spelling; the first is the reference.
+        inputs, outputs: tensor types by name, in declared order.
+        constraints: conditions that make the fusion legal.
+        kernels: of all plugins, ordered by (plugin, name).
+        cases: the spec's own conformance cases, then those of other plugins, ordered by plugin.
+    """
+
+    spec: FusionSpec
+    plugin: str
+    distribution: str
+    version: str
+    patterns: tuple[PatternGraph, ...]
+    inputs: FrozenDict[str, TensorType]
+    outputs: FrozenDict[str, TensorType]
+    constraints: tuple[Expression, ...] = ()
+    kernels: tuple[KernelEntry, ...] = ()
+    cases: tuple[Case, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def tensors(self) -> FrozenDict[str, TensorType]:
+        """Inputs, then outputs."""
+        return self.inputs | self.outputs
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axis names in order of first appearance."""
+        return tuple(dict.fromkeys(a for t in self.tensors.values() for a in t.axes))
+
+    @property
+    def choices(self) -> FrozenDict[str, tuple[str, ...]]:
+        """Choice variables and their keys."""
+        return self.patterns[0].choices
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Inputs that may be absent."""
+        return self.patterns[0].optional
+
+    def kernel(self, name: str) -> KernelEntry:
+        """The kernel of this name; :class:`UnknownNameError` when there is none."""
+        for kernel in self.kernels:
+            if name in (kernel.name, kernel.key):
+                return kernel
+        raise UnknownNameError.among(f"kernel of {self.name}", name, [k.name for k in self.kernels])
+
+    def __repr__(self) -> str:
+        return f"<fusion {self.name} of {self.plugin}: {', '.join(k.name for k in self.kernels) or 'no kernels'}>"
+
+
+def row_of(row: PluginRow | PluginFailure) -> Mapping[str, Any]:
+    """A row as ``fusionreg plugins --json`` prints it."""
+    if isinstance(row, PluginRow):
+        facts = {"status": "loaded", "fusions": list(row.fusions), "kernels": list(row.kernels), "ops": list(row.ops)}
+        return {"name": row.name, "distribution": row.distribution, "version": row.version, **facts, "reason": ""}
+    where = " ".join(filter(None, (row.stage, row.fusion, row.field)))
+    facts = {"status": "failed", "fusions": [], "kernels": [], "ops": []}
+    return {
+        "name": row.plugin,
+        "distribution": row.distribution,
+        "version": "",
+        **facts,
+        "reason": f"{where}: {row.reason}",
+    }

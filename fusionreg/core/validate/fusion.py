@@ -1,0 +1,333 @@
+"""Everything that must hold of a FusionSpec before it is loaded. Floor 3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import product
+from math import isfinite, isnan, prod
+from typing import Any
+
+from ..dtypes import DTYPES
+from ..errors import SpecError, UnknownNameError
+from ..frozen import FrozenDict
+from ..intervals import EXTENT, Conditions
+from ..pattern.instantiate import AttributeName, PatternGraph, parse_pattern
+from ..registry.entries import FusionEntry
+from ..spec import GOAL_NAMES, REQUIRED, AttributeSpec, Case, FusionSpec, OpSpec, Workload
+from ..tensors import TensorType, folded_axis
+from .names import Problems, Scope, check_names
+
+#: Predicates that make sense before any memory is laid out: a constraint is decided when a graph is matched.
+GRAPH_PREDICATES = frozenset({"present", "rank", "shape", "form"})
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def check_fusion(
+    spec: FusionSpec, ops: Mapping[str, OpSpec], plugin: str, distribution: str = "", version: str = ""
+) -> tuple[FusionEntry | None, list[SpecError]]:
+    """The entry (without kernels), or None with everything that is wrong."""
+    problems = Problems(plugin, spec.name)
+    inputs = _tensors(problems, "inputs", spec.inputs)
+    outputs = _tensors(problems, "outputs", spec.outputs)
+    patterns = _patterns(problems, spec, ops)
+    if problems.found:
+        return None, problems.found
+    entry = FusionEntry(spec, plugin, distribution, version, patterns, inputs, outputs)
+    _check_tensors(problems, entry)
+    _check_attributes(problems, entry, ops)
+    _check_spellings(problems, entry)
+    kinds = {
+        "inputs": tuple(spec.inputs), "outputs": tuple(spec.outputs), "dtypes": tuple(spec.dtypes), "axes": entry.axes,
+        "attributes": tuple(spec.attributes),
+        "pattern": (*entry.choices, *(f"{c}_{k}" for c, keys in entry.choices.items() for k in keys)),
+    }  # fmt: skip
+    check_names(problems, kinds, shared=frozenset(_sized(spec)) & frozenset(entry.axes))
+    scope = fusion_scope(entry)
+    parsed = [problems.expression(f"constraints[{i}]", text, scope) for i, text in enumerate(spec.constraints)]
+    constraints = tuple(c for c in parsed if c is not None)
+    if not problems.found:
+        wrong = never(spec.constraints, entry)
+        if wrong:
+            at = f"constraints[{spec.constraints.index(wrong)}]"
+            problems.add(at, f"{wrong!r} holds for no problem", "a condition that can be met")
+        for i, case in enumerate(spec.cases):
+            check_case(problems, f"cases[{i}]", case, entry)
+        if len({c.name for c in spec.cases}) < len(spec.cases):
+            problems.add("cases", "two cases have one name", "unique names")
+        for i, workload in enumerate(spec.workloads):
+            check_workload(problems, f"workloads[{i}]", workload, entry)
+        if len({w.name for w in spec.workloads}) < len(spec.workloads):
+            problems.add("workloads", "two workloads have one name", "unique names")
+        _check_tolerances(problems, entry)
+    if problems.found:
+        return None, problems.found
+    done = FusionEntry(spec, plugin, distribution, version, patterns, inputs, outputs, constraints, (), spec.cases)
+    return done, []
+
+
+def fusion_scope(entry: FusionEntry) -> Scope:
+    """What a constraint may read."""
+    spec = entry.spec
+    words: dict[str, tuple[str, ...]] = {**spec.dtypes, **entry.choices}
+    words |= {n: tuple(map(str, a.choices)) for n, a in spec.attributes.items() if a.type == "str" and a.choices}
+    names = {*entry.axes, *spec.attributes, *spec.dtypes, *entry.choices}
+    return Scope(frozenset(names), frozenset(entry.tensors), GRAPH_PREDICATES, words)
+
+
+def environments(entry: FusionEntry, names: frozenset[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Every combination of the fusion's finite names (of ``names`` only), each axis an interval of extents."""
+    spec = entry.spec
+    finite: dict[str, tuple[Any, ...]] = {**spec.dtypes, **entry.choices}
+    finite |= {n: a.choices for n, a in spec.attributes.items() if a.choices}
+    finite |= {n: (False, True) for n, a in spec.attributes.items() if a.type == "bool" and not a.choices}
+    chosen = {n: v for n, v in finite.items() if names is None or n in names}
+    axes = {a: EXTENT for a in entry.axes if a not in finite}
+    for values in product(*chosen.values()):
+        yield {**axes, **dict(zip(chosen, values, strict=True))}
+
+
+def never(conditions: tuple[str, ...], entry: FusionEntry) -> str | None:
+    """A condition that keeps all of them from ever holding together, None when nothing proves that there is one."""
+    parsed = Conditions(conditions)
+    wrong = None
+    for env in environments(entry, parsed.names):
+        wrong = parsed.impossible(env)
+        if wrong is None:
+            return None
+    return wrong
+
+
+# --- parts -----------------------------------------------------------------------------------------------------
+
+
+def _tensors(problems: Problems, at: str, texts: Mapping[str, str]) -> FrozenDict[str, TensorType]:
+    if not texts:
+        problems.add(at, "it is empty", "at least one tensor")
+    parsed = {n: problems.attempt(f"{at}.{n}", partial(TensorType.parse, t)) for n, t in texts.items()}
+    return FrozenDict({n: t for n, t in parsed.items() if t is not None})
+
+
+def _patterns(problems: Problems, spec: FusionSpec, ops: Mapping[str, OpSpec]) -> tuple[PatternGraph, ...]:
+    if not spec.pattern:
+        problems.add("pattern", "it is empty", "at least one spelling")
+    found = []
+    for i, text in enumerate(spec.pattern):
+        at = f"pattern[{i}]" if len(spec.pattern) > 1 else "pattern"
+        found.append(problems.attempt(at, partial(parse_pattern, text, ops, spec.name, tuple(spec.outputs))))
+    return tuple(p for p in found if p is not None)
+
+
+def _check_tensors(problems: Problems, entry: FusionEntry) -> None:
+    spec = entry.spec
+    for field, tensors in (("inputs", entry.inputs), ("outputs", entry.outputs)):
+        for name, kind in tensors.items():
+            if kind.dtype not in spec.dtypes and kind.dtype not in DTYPES:
+                hint = UnknownNameError.among("dtype", kind.dtype, [*spec.dtypes, *DTYPES]).expected
+                problems.add(f"{field}.{name}", f"dtype {kind.dtype!r} is not declared", hint)
+    for name, choices in spec.dtypes.items():
+        if name in DTYPES:
+            problems.add(f"dtypes.{name}", "a variable with the name of a dtype", "another name")
+        if not choices or len(set(choices)) < len(choices):
+            problems.add(f"dtypes.{name}", f"{choices}", "at least one dtype, none twice")
+        for choice in choices:
+            if choice not in DTYPES or choice == "string":
+                hint = UnknownNameError.among("dtype", choice, set(DTYPES) - {"string"}).expected
+                problems.add(f"dtypes.{name}", f"unknown dtype {choice!r}", hint)
+        if all(t.dtype != name for t in entry.tensors.values()):
+            problems.add(f"dtypes.{name}", "no tensor has it", "every dtype variable used, or left out")
+    problems.attempt("inputs", lambda: folded_axis(entry.tensors))
+    told = {a for t in entry.inputs.values() for a in t.axes} | set(_sized(spec))
+    for name, kind in entry.outputs.items():
+        open_axes = sorted(set(kind.axes) - told)
+        if open_axes:
+            problems.add(
+                f"outputs.{name}",
+                f"no input tells axis {', '.join(open_axes)}",
+                "an axis of an input or an int attribute",
+            )
+        if kind.space != "device":
+            problems.add(f"outputs.{name}", f"memory space {kind.space}", "device: only inputs may live elsewhere")
+    for name in spec.axes:
+        if name not in entry.axes:
+            problems.add(f"axes.{name}", "no tensor has it", UnknownNameError.among("axis", name, entry.axes).expected)
+
+
+def _sized(spec: FusionSpec) -> list[str]:
+    """Attributes that may give an extent."""
+    return [n for n, a in spec.attributes.items() if a.type == "int"]
+
+
+def _check_attributes(problems: Problems, entry: FusionEntry, ops: Mapping[str, OpSpec]) -> None:
+    bound = frozenset().union(*(p.attributes for p in entry.patterns))
+    for name in sorted(bound - set(entry.spec.attributes)):
+        hint = UnknownNameError.among("attribute", name, entry.spec.attributes).expected
+        problems.add("pattern", f"{name!r} is bound but not declared", f"attributes.{name}, or a literal ({hint})")
+    for name, spec in entry.spec.attributes.items():
+        at = f"attributes.{name}"
+        if name not in bound and name not in entry.axes:
+            problems.add(at, "no pattern binds it", "every attribute bound: Op(…, attribute=name)")
+        if spec.type == "str" and not spec.static:
+            problems.add(at, "a str that is not static", "static=True: text cannot be passed at launch")
+        if spec.type == "str" and not (spec.choices and all(_WORD.match(str(c)) for c in spec.choices)):
+            problems.add(
+                at, f"a str with choices {spec.choices}", "the words it may be: letters, digits and underscores"
+            )
+        if len(set(spec.choices)) < len(spec.choices):
+            problems.add(at, "a choice stands twice", "different choices")
+        for value in (*spec.choices, *(() if spec.default is None else (spec.default,))):
+            if not _is(value, spec):
+                problems.add(at, f"{value!r} is no {spec.type}", f"values of type {spec.type}, and no NaN")
+        if spec.default is not None and spec.choices and spec.default not in spec.choices:
+            problems.add(at, f"default {spec.default!r}", f"one of its choices {spec.choices}")
+    for pattern in entry.patterns:
+        for step in pattern.steps:
+            for alternative in step.alternatives:
+                _check_bound(problems, alternative.op, alternative.attributes, entry.spec, ops)
+
+
+def _check_bound(problems: Problems, op: str, attributes: Mapping[str, Any], spec: FusionSpec, ops: Any) -> None:
+    for name, value in attributes.items():
+        default = ops[op].attributes[name]
+        if default is None or default == REQUIRED:
+            continue
+        declared = spec.attributes.get(value.name) if isinstance(value, AttributeName) else None
+        kind = declared.type if declared else type(value).__name__
+        kinds = {type(default).__name__, *(("int",) if isinstance(default, float | bool) else ())}
+        if (declared or not isinstance(value, AttributeName)) and kind not in kinds:
+            problems.add(
+                "pattern", f"{op} attribute {name!r} gets a {kind}", f"a {type(default).__name__}, like {default!r}"
+            )
+
+
+def _is(value: Any, spec: AttributeSpec) -> bool:
+    if spec.type == "float":
+        return isinstance(value, int | float) and not isinstance(value, bool) and not isnan(value)
+    if type(value) is not _TYPES[spec.type]:
+        return False
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
+
+
+def _check_spellings(problems: Problems, entry: FusionEntry) -> None:
+    first, spec = entry.patterns[0], entry.spec
+    for i, pattern in enumerate(entry.patterns):
+        at = f"pattern[{i}]" if len(entry.patterns) > 1 else "pattern"
+        for name in pattern.inputs:
+            if name not in spec.inputs:
+                hint = UnknownNameError.among("input", name, spec.inputs).expected
+                problems.add(at, f"{name!r} is read but neither assigned nor declared", f"an input ({hint})")
+        for name in spec.inputs:
+            if name not in pattern.inputs and (i == 0 or name not in first.optional):
+                problems.add(f"inputs.{name}", f"{at} does not read it", "every input read")
+        for name in sorted(pattern.optional - first.optional):
+            problems.add(at, f"{name!r} may be absent here", "an input that the first spelling may leave out too")
+        for name, keys in pattern.choices.items():
+            if not set(keys) <= set(first.choices.get(name, ())):
+                problems.add(
+                    at,
+                    f"choice {name!r} with keys {keys}",
+                    f"keys of the first spelling: {first.choices.get(name, ())}",
+                )
+        for name in first.choices:
+            if name not in pattern.choices:
+                problems.add(at, f"choice {name!r} is not made", f'any_of(…, "{name}") in every spelling')
+        for name in sorted(set(spec.attributes) - pattern.attributes - set(entry.axes)):
+            if spec.attributes[name].default is None and name in frozenset().union(
+                *(p.attributes for p in entry.patterns)
+            ):
+                problems.add(at, f"attribute {name!r} is not bound", "a default, or a binding in every spelling")
+    texts = ["\n".join(map(str, p.steps)) for p in entry.patterns]
+    if len(set(texts)) < len(texts):
+        problems.add("pattern", "two spellings are the same", "different spellings")
+
+
+def check_case(problems: Problems, at: str, case: Case, entry: FusionEntry) -> None:
+    """Notes what in a conformance case does not fit the fusion."""
+    _check_problem(problems, at, case, {"values": tuple(entry.spec.inputs)}, entry)
+
+
+def check_workload(problems: Problems, at: str, workload: Workload, entry: FusionEntry) -> None:
+    """Notes what in a workload does not fit the fusion, and what it leaves open: one problem is one shape and dtype."""
+    spec = entry.spec
+    known = {"dtypes": tuple(spec.dtypes), "forms": tuple(spec.inputs)}
+    _check_problem(problems, at, workload, known, entry)
+    for field, names in (("axes", entry.axes), ("dtypes", tuple(spec.dtypes))):
+        missing = [n for n in names if n not in getattr(workload, field) and n not in spec.attributes]
+        if missing:
+            problems.add(f"{at}.{field}", f"nothing for {', '.join(missing)}", "one for each")
+    for name, word in workload.dtypes.items():
+        if name in spec.dtypes and word not in spec.dtypes[name]:
+            problems.add(f"{at}.dtypes", f"{name} = {word!r}", f"one of {', '.join(spec.dtypes[name])}")
+    for name, text in workload.forms.items():
+        if name in entry.inputs and form_index(entry.inputs[name], text) is None:
+            problems.add(f"{at}.forms", f"{name} is {text!r}", f"one form of {entry.inputs[name]}")
+    if workload.goal:
+        problems.expression(f"{at}.goal", workload.goal, Scope(frozenset(GOAL_NAMES), predicates=frozenset()))
+
+
+def form_index(kind: TensorType, text: str) -> int | None:
+    """Which form of a tensor a text such as ``T[N]`` names; None when it names none."""
+    try:
+        wanted = TensorType.parse(text)
+    except SpecError:
+        return None
+    if wanted.dtype != kind.dtype or len(wanted.forms) > 1 or wanted.forms[0] not in kind.forms:
+        return None
+    return kind.forms.index(wanted.forms[0])
+
+
+def _check_problem(
+    problems: Problems, at: str, case: Case | Workload, further: Mapping[str, tuple[str, ...]], entry: FusionEntry
+) -> None:
+    """What cases and workloads have in common: axes, attributes and choices, absent inputs, leading extents."""
+    spec = entry.spec
+    known = {"axes": entry.axes, "attributes": (*spec.attributes, *entry.choices), **further}
+    for field, names in known.items():
+        for name in getattr(case, field):
+            if name not in names:
+                hint = UnknownNameError.among(field, name, names).expected
+                problems.add(f"{at}.{field}", f"unknown {name!r}", hint)
+    for name in case.absent:
+        if name not in entry.optional:
+            expected = ", ".join(sorted(entry.optional)) or "none is"
+            problems.add(f"{at}.absent", f"{name!r} is not optional", f"one of the optional inputs: {expected}")
+    for axis in [a for a, extent in case.axes.items() if extent < 0]:
+        problems.add(f"{at}.axes", f"{axis} = {case.axes[axis]}", "an extent of 0 or more")
+    for name, value in case.attributes.items():
+        keys = entry.choices.get(name)
+        attribute = spec.attributes.get(name)
+        if keys is not None and value not in keys:
+            problems.add(f"{at}.attributes", f"{name} = {value!r}", f"one of {', '.join(keys)}")
+        if attribute and not (_is(value, attribute) and (not attribute.choices or value in attribute.choices)):
+            allowed = f"one of {attribute.choices}" if attribute.choices else f"a value of type {attribute.type}"
+            problems.add(f"{at}.attributes", f"{name} = {value!r}", allowed)
+    if case.batch and not any(t.leading for t in entry.tensors.values()):
+        problems.add(f"{at}.batch", f"{case.batch}", "no batch: no tensor has `...`")
+    if min(case.batch, default=0) < 0:
+        problems.add(f"{at}.batch", f"{case.batch}", "extents of 0 or more")
+    if not problems.found:
+        fixed: dict[str, Any] = {**case.axes, **case.attributes}
+        folds = folded_axis(entry.tensors)
+        if folds in fixed:  # conditions see the axis with the leading extents folded in
+            fixed[folds] *= prod(case.batch)
+        constraints = Conditions(spec.constraints)
+        wrong = [constraints.impossible({**env, **fixed}) for env in environments(entry, constraints.names)]
+        if wrong and None not in wrong:
+            problems.add(at, f"the constraint {wrong[0]!r} does not hold", "what the fusion accepts")
+
+
+def _check_tolerances(problems: Problems, entry: FusionEntry) -> None:
+    spec = entry.spec
+    possible = {d for t in entry.outputs.values() for d in spec.dtypes.get(t.dtype, (t.dtype,))}
+    for i, tolerance in enumerate(spec.tolerances):
+        at = f"tolerances[{i}]"
+        if tolerance.dtype not in possible:
+            problems.add(at, f"no output is {tolerance.dtype!r}", f"one of {', '.join(sorted(possible))}")
+        if not isfinite(tolerance.ulp) or tolerance.ulp <= 0:
+            problems.add(at, f"ulp = {tolerance.ulp}", "a positive number")
+        if not tolerance.reason.strip():
+            problems.add(at, "no reason", "why the general rule cannot hold")
+    if len({t.dtype for t in spec.tolerances}) < len(spec.tolerances):
+        problems.add("tolerances", "a dtype stands twice", "one per dtype")

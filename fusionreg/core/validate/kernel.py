@@ -1,0 +1,278 @@
+"""Everything that must hold of a KernelSpec before it is loaded. Floor 3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import islice, product
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from ..errors import SpecError, UnknownNameError
+from ..expressions import PREDICATES, ExpressionSet
+from ..intervals import Conditions, Interval, evaluate
+from ..registry.entries import FusionEntry, KernelEntry
+from ..spec import KernelSpec
+from ..targets import SHIPPED, TARGETS, THREADS_BLOCK, Target, accepts
+from .fusion import environments, fusion_scope
+from .names import Problems, Scope, check_names
+
+SUFFIX = ".cu.j2"
+#: Predicates whose answer is a switch, so that a kernel may be compiled for each.
+SWITCHES = frozenset(PREDICATES) - {"shape", "stride"}
+#: Combinations of params looked at for one that is valid; further ones are left to the tuner.
+MOST_COMBINATIONS = 4096
+
+_INCLUDE = re.compile(r"""include\(\s*["']([^"']+)["']\s*\)""")
+
+
+def check_kernel(
+    spec: KernelSpec,
+    fusion: FusionEntry,
+    plugin: str,
+    root: Path | None,
+    distribution: str = "",
+    version: str = "",
+) -> tuple[KernelEntry | None, list[SpecError]]:
+    """The entry, or None with everything that is wrong. ``root``: the folder of the plugin's package."""
+    problems = Problems(plugin, fusion.name, spec.name)
+    template, text = _template(problems, spec, root)
+    targets = _targets(problems, spec)
+    check_names(problems, _kinds(spec, fusion))
+    _check_shape(problems, spec, fusion)
+    parsed = _Expressions(problems, spec, fusion)
+    if problems.found:
+        return None, problems.found
+    _check_read(problems, spec, parsed, text)
+    _check_reachable(problems, spec, fusion, targets)
+    if problems.found:
+        return None, problems.found
+    assert root is not None and template is not None
+    return KernelEntry(
+        spec, plugin, distribution, version, root, template, parsed.requires, parsed.valid, parsed.constants,
+        parsed.geometry, parsed.estimate,
+    ), []  # fmt: skip
+
+
+def find_template(root: Path, name: str) -> Path | None:
+    """The template's file below ``root`` or its ``templates`` folder; None where there is none inside ``root``."""
+    for candidate in (root / name, root / "templates" / name):
+        path = candidate.resolve()
+        if path.is_file() and path.is_relative_to(root.resolve()):
+            return path
+    return None
+
+
+def _template(problems: Problems, spec: KernelSpec, root: Path | None) -> tuple[Path | None, str]:
+    """The template and all text that it includes from the same package."""
+    name = spec.template
+    if root is None:
+        problems.add("template", "the plugin is no package", "a folder with __init__.py, which holds the template")
+        return None, ""
+    parts = name.split("/")
+    if name.startswith("/") or "\\" in name or ".." in parts or "" in parts or not name.endswith(SUFFIX):
+        problems.add("template", repr(name), f"a relative path below the plugin's package that ends in {SUFFIX}")
+        return None, ""
+    path = find_template(root, name)
+    if path is None:
+        found = sorted(p.relative_to(root).as_posix() for p in root.rglob(f"*{SUFFIX}"))
+        hint = UnknownNameError.among("template", name, found).expected if found else "there is none"
+        problems.add("template", f"no file {name!r} in {root} or its templates folder", hint)
+        return None, ""
+    try:
+        return path, _with_includes(path, root)
+    except (OSError, UnicodeDecodeError) as error:
+        problems.add("template", f"{name!r} cannot be read: {error}", "a readable UTF-8 file")
+        return None, ""
+
+
+def _with_includes(path: Path, root: Path) -> str:
+    texts, todo, seen = [], [path], set()
+    while todo:
+        current = todo.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        texts.append(current.read_text("utf-8"))
+        for name in _INCLUDE.findall(texts[-1]):
+            found = find_template(root, name) or find_template(root, f"{name}.j2")
+            if found:
+                todo.append(found)
+    return "\n".join(texts)
+
+
+def _targets(problems: Problems, spec: KernelSpec) -> tuple[Target, ...]:
+    found: list[Target] = []
+    for declared in spec.targets:
+        fitting = problems.attempt("targets", partial(_accepting, declared))
+        if fitting == []:
+            hint = UnknownNameError.among("architecture", declared.rstrip("+"), TARGETS).expected
+            problems.add("targets", f"{declared!r} matches no known architecture", hint)
+        found += fitting or []
+    if not spec.targets:
+        problems.add("targets", "it is empty", f"at least one, e.g. sm_80+ ({', '.join(SHIPPED)} are shipped)")
+    lacking = [f for f, used in (("cluster", spec.cluster), ("pdl", spec.programmatic)) if used]
+    for feature in lacking:
+        if found and not any(feature in t.features for t in found):
+            field = "cluster" if feature == "cluster" else "programmatic"
+            problems.add(field, f"no target of {', '.join(spec.targets)} has {feature}", "a target of sm_90+")
+    return tuple(dict.fromkeys(found))
+
+
+def _accepting(declared: str) -> list[Target]:
+    return [t for t in TARGETS.values() if accepts(declared, t)]
+
+
+def _kinds(spec: KernelSpec, fusion: FusionEntry) -> dict[str, tuple[str, ...]]:
+    keys = (f"{choice}_{key}" for choice, keys in fusion.choices.items() for key in keys)
+    declared = (*fusion.tensors, *fusion.axes, *fusion.spec.attributes, *fusion.spec.dtypes, *fusion.choices, *keys)
+    return {
+        "the fusion": tuple(dict.fromkeys(declared)),
+        "params": tuple(spec.params),
+        "constants": tuple(spec.constants),
+    }
+
+
+def _check_shape(problems: Problems, spec: KernelSpec, fusion: FusionEntry) -> None:
+    for field, least in (("grid", 1), ("block", 1), ("cluster", 0)):
+        count = len(getattr(spec, field))
+        if not least <= count <= 3:
+            problems.add(field, f"{count} expressions", f"{least} to 3")
+    for name in spec.strides:
+        if name not in fusion.tensors:
+            problems.add(
+                "strides", f"unknown tensor {name!r}", UnknownNameError.among("t", name, fusion.tensors).expected
+            )
+    for name in spec.specialize:
+        if name not in fusion.axes:
+            problems.add(
+                "specialize", f"unknown axis {name!r}", UnknownNameError.among("axis", name, fusion.axes).expected
+            )
+    for field in ("strides", "specialize", "targets", "requires", "valid"):
+        values = getattr(spec, field)
+        if len(set(values)) < len(values):
+            problems.add(field, "an entry stands twice", "each once")
+    for name, values in spec.params.items():
+        if not values or len(set(values)) < len(values):
+            problems.add(f"params.{name}", f"{values}", "at least one value, none twice")
+        if len({type(v) for v in values}) > 1 or any(isinstance(v, float) and isnan(v) for v in values):
+            problems.add(f"params.{name}", f"{values}", "values of one type, and no NaN")
+        if any(isinstance(v, str) and not re.fullmatch(r"[A-Za-z_]\w*", v, re.ASCII) for v in values):
+            problems.add(f"params.{name}", f"{values}", "words of letters, digits and underscores")
+
+
+class _Expressions:
+    """All expressions of a kernel, parsed in the scope that each may read."""
+
+    def __init__(self, problems: Problems, spec: KernelSpec, fusion: FusionEntry) -> None:
+        base = fusion_scope(fusion)
+        texts = {n: tuple(map(str, v)) for n, v in spec.params.items() if v and isinstance(v[0], str)}
+        words = {**base.words, **texts}
+        problem = Scope(base.names, base.tensors, words=words)
+        tuned = problem.plus(*spec.params)
+        whole = tuned.plus(*spec.constants)
+        loose = {n for n, a in fusion.spec.attributes.items() if not a.static} | (
+            set(fusion.axes) - set(spec.specialize)
+        )
+        fixed = Scope(tuned.names - loose, base.tensors, SWITCHES, words)  # what is known when the kernel is compiled
+
+        def many(field: str, scope: Scope) -> tuple[Any, ...]:
+            return tuple(problems.expression(f"{field}[{i}]", t, scope) for i, t in enumerate(getattr(spec, field)))
+
+        self.requires = many("requires", problem)
+        self.valid = many("valid", tuned)
+        constants = []
+        for name, text in spec.constants.items():
+            constants.append(problems.expression(f"constants.{name}", text, fixed))
+            fixed = fixed.plus(name)
+        self.constants = ExpressionSet({}) if None in constants else ExpressionSet(spec.constants)
+        items = {f"{f}{i}": t for f in ("grid", "block", "cluster") for i, t in enumerate(getattr(spec, f))}
+        items |= {"shared_memory": spec.shared_memory, "workspace": spec.workspace}
+        checked = {k: problems.expression(k, t, fixed if k.startswith("block") else whole) for k, t in items.items()}
+        whom = f"{fusion.name}/{spec.name}"
+        self.geometry = ExpressionSet({}) if None in checked.values() else ExpressionSet(items, whom=whom)
+        self.estimate = problems.expression("estimate", spec.estimate, tuned) if spec.estimate.strip() else None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every variable that some expression reads."""
+        single = (*self.requires, *self.valid, *((self.estimate,) if self.estimate else ()))
+        return frozenset().union(self.constants.names, self.geometry.names, *(e.names for e in single))
+
+
+def _check_read(problems: Problems, spec: KernelSpec, parsed: _Expressions, text: str) -> None:
+    words = set(re.findall(r"[A-Za-z_]\w*", text))
+    for field in ("params", "constants", "specialize"):
+        for name in getattr(spec, field):
+            if name not in parsed.names and name not in words:
+                problems.add(field, f"nobody reads {name!r}", "every name used in the template or in an expression")
+    for name in spec.strides:
+        if not any(w.startswith(f"{name}_stride") for w in words) and "_stride_" not in text:
+            problems.add("strides", f"the template never reads {name}_stride_0 …", "every declared stride used")
+    if spec.workspace.strip() != "0" and "workspace" not in words:
+        problems.add("workspace", "the template never reads it", "`workspace`, the kernel's last pointer, used")
+
+
+def _check_reachable(problems: Problems, spec: KernelSpec, fusion: FusionEntry, targets: tuple[Target, ...]) -> None:
+    """Notes when no problem on any target can choose the kernel, or no combination of params is valid."""
+    conditions = Conditions((*fusion.spec.constraints, *spec.requires))
+    valid = Conditions(spec.valid)
+    wrong = ""
+    worlds: dict[tuple[Any, ...], dict[str, Any]] = {}  # the reachable ones, one for each that `valid` can tell apart
+    told = [n for n in (*fusion.spec.dtypes, *fusion.choices, *fusion.spec.attributes) if n in valid.names]
+    for target, env in _worlds(fusion, targets, conditions.names | valid.names | {*fusion.spec.dtypes}):
+        found = conditions.impossible(env)
+        if found is None:
+            worlds.setdefault(
+                (target.features if "has" in valid.names else "", *(env[n] for n in told if n in env)), env
+            )
+        wrong = found or wrong
+    if not worlds:
+        field = f"requires[{spec.requires.index(wrong)}]" if wrong in spec.requires else "requires"
+        problems.add(field, f"{wrong!r} holds for no problem: the kernel is unreachable", "a condition that can be met")
+        return
+    unseen = {(name, value) for name, values in spec.params.items() for value in values}
+    some = False
+    combinations = list(islice(_combinations(spec), MOST_COMBINATIONS + 1))
+    for params in combinations[:MOST_COMBINATIONS]:
+        world = next((env for env in worlds.values() if not valid.impossible({**env, **params})), None)
+        if world is not None:
+            some = True
+            _check_block(problems, spec, {**world, **params})
+            unseen -= set(params.items())
+            if problems.found or not unseen:
+                return
+    if not some:
+        problems.add("valid", f"no combination of {', '.join(spec.params) or 'no params'} is valid", "at least one")
+    elif len(combinations) <= MOST_COMBINATIONS:
+        for name, value in sorted(unseen, key=str):
+            problems.add(f"params.{name}", f"{value!r} is valid in no combination", "values that can be chosen")
+
+
+def _worlds(
+    fusion: FusionEntry, targets: tuple[Target, ...], names: frozenset[str]
+) -> Iterator[tuple[Target, dict[str, Any]]]:
+    for target in targets if "has" in names else targets[:1]:
+        for env in environments(fusion, names):
+            yield target, {**env, "has": target.features.__contains__}
+
+
+def _combinations(spec: KernelSpec) -> Iterator[Mapping[str, Any]]:
+    for values in product(*spec.params.values()):
+        yield dict(zip(spec.params, values, strict=True))
+
+
+def _check_block(problems: Problems, spec: KernelSpec, env: dict[str, Any]) -> None:
+    for name, text in spec.constants.items():
+        env[name] = evaluate(text, env)
+    threads: Any = 1
+    for i, text in enumerate(spec.block):
+        value = evaluate(text, env)
+        exact = isinstance(value, int | float) and not isinstance(value, bool)
+        if (exact and value < 1) or (isinstance(value, Interval) and value.hi < 1):
+            problems.add(f"block{i}", f"{text!r} is {value}", "a positive number of threads")
+        threads = threads * value if exact and threads is not None else None
+    if threads is not None and threads > THREADS_BLOCK:
+        problems.add("block", f"{threads} threads", f"at most {THREADS_BLOCK}")
