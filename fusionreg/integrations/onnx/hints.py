@@ -17,6 +17,9 @@ from ...core.ir import Dim
 #: dtype name of a value whose element type cannot be told.
 UNKNOWN = "unknown"
 
+#: What some exporters write for "any extent", on every axis alike: no name, two of them are not one axis.
+NAMELESS = frozenset(("", "?", "*", "-1", "None", "none", "null", "unk", "unknown", "Unknown", "dynamic", "dyn"))
+
 _SMALL = 1024  # bytes of an initialiser that inference may look into (shapes, axes)
 
 
@@ -49,7 +52,7 @@ def of_type(proto: onnx.TypeProto) -> Hint | None:
         if d.HasField("dim_value"):
             dims.append(int(d.dim_value) if d.dim_value >= 0 else None)
         else:
-            dims.append(d.dim_param or None)
+            dims.append(None if d.dim_param in NAMELESS else d.dim_param)
     return Hint(dtype_name(tensor.elem_type), tuple(dims))
 
 

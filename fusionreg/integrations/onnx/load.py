@@ -168,8 +168,12 @@ class Importer:
         dtype = hints.UNKNOWN if not isinstance(value.type, onnx_ir.TensorType) else hints.dtype_name(value.type.dtype)
         if value.shape is None:
             return dtype, None
-        dims = [d if isinstance(d, int) else (d.value if d is not None else None) for d in value.shape]
-        return dtype, tuple(None if isinstance(d, int) and d < 0 else (d or (0 if d == 0 else None)) for d in dims)
+        dims: list[Dim | None] = []
+        for d in value.shape:
+            extent = d if isinstance(d, int) or d is None else d.value
+            unknown = extent is None or extent in hints.NAMELESS or (isinstance(extent, int) and extent < 0)
+            dims.append(None if unknown else extent)
+        return dtype, tuple(dims)
 
     def body(self, scope: Scope, graph: onnx_ir.Graph | onnx_ir.Function) -> list[str]:
         """Imports the nodes; names of the outputs."""

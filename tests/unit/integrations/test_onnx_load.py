@@ -246,6 +246,16 @@ def test_symbolic_unknown_and_zero_extents():
     check(proto, {"x": RNG.normal(size=(2, 3, 5, 4)).astype("f")})
 
 
+@pytest.mark.parametrize("name", ["?", "None", "-1"])
+def test_names_that_are_none(name):
+    """An exporter that writes "?" on every open axis does not say that they are equal: this Expand does something."""
+    nodes = [node("Shape", ["z"], ["s"]), node("Expand", ["x", "s"], ["e"]), node("Neg", ["e"], ["y"])]
+    proto = model(nodes, {"x": [name, 3], "z": [name, 3]}, ["y"])
+    graph = load(proto)
+    assert graph.values["x"].shape[0] != graph.values["z"].shape[0]
+    check(proto, {"x": RNG.normal(size=(1, 3)).astype("f"), "z": np.zeros((4, 3), "f")})
+
+
 def test_stale_shapes_in_the_file_are_not_believed():
     """A model exported at batch 1 whose input was made dynamic by hand afterwards."""
     proto = model([node("Relu", ["x"], ["h"]), node("Neg", ["h"], ["y"])], {"x": ["N", 4]}, {"y": [1, 4]})
