@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fusionreg.core import registry
 from fusionreg.core.cache import Cache
 from fusionreg.core.conformance import derive, run, run_mutants, run_one
 from fusionreg.core.conformance.execute import Job, prepare
 from fusionreg.core.conformance.mutants import edit
 from fusionreg.core.conformance.simulated import SimExecutor
-from fusionreg.core.report import Status
+from fusionreg.core.proof.report import Status
+from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime.launch import argument_values
 from fusionreg.core.simulator import Checks
 
@@ -76,7 +76,7 @@ def test_shared_memory_of_the_tensor_core_kernel_has_no_bank_conflicts(dtype):
 
 def test_a_forced_kernel_never_hides_behind_its_sibling():
     entry = CATALOG["gemm.bias"]
-    trial = next(t for t in derive(entry, entry.kernel("plain"), "sm_90a") if t.name == "float16-K=17")
+    trial = next(t for t in derive(entry, entry.kernel("plain"), "sm_90a") if t.name == "float16-K17")
     executor = SimExecutor(Cache())
     assert run_one(CATALOG, "gemm.bias", "plain", trial, executor).status is Status.PASSED
     refused = run_one(CATALOG, "gemm.bias", "tensor_core", trial.with_(trial.name, params={}), executor)

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fusionreg.core import registry
 from fusionreg.core.errors import ArgumentError
+from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import FallbackWarning, Runtime
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32")

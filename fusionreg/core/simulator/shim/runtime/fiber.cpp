@@ -98,7 +98,7 @@ char* take_stacks(u64 count, u64 stride) {
   const u64 page = static_cast<u64>(sysconf(_SC_PAGESIZE));
   std::lock_guard<std::mutex> lock(pools_mutex);
   for (auto& p : pools())
-    if (!p.busy && p.bytes == bytes && p.stride == stride) {   // its guard pages stand where ours must p.busy = true; return p.base; }
+    if (!p.busy && p.bytes == bytes && p.stride == stride) { p.busy = true; return p.base; }   // guard pages where ours must be
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return nullptr;
   auto* c = static_cast<char*>(base);
