@@ -35,23 +35,17 @@ def open_object(model: Any, *, ops: Vocabulary) -> Opened:
 
 def _open(model: read.Source, name: str, ops: Vocabulary) -> Opened:
     graph = load(model, ops=ops)
-    reference = Reference(model)
+    sessions: list[Reference] = []  # made when first asked for: it holds all weights a second time
 
     def run(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        found = reference.run(inputs)
+        if not sessions:
+            sessions.append(Reference(model))
+        found = sessions[0].run(inputs)
         if isinstance(found, Missing):
             raise ModelError("no reference", name, found.reason, "a model that onnxruntime runs")
         return found
 
-    return Opened(
-        name,
-        lift(graph, ops),
-        partial(example_inputs, graph),
-        run if reference.missing is None else None,
-        reference.missing.reason if reference.missing is not None else "",
-        original=model,
-        saver=_save,
-    )
+    return Opened(name, lift(graph, ops), partial(example_inputs, graph), run, original=model, saver=_save)
 
 
 def _save(fused: Any, path: Any) -> None:

@@ -146,7 +146,8 @@ def test_opened_model_has_everything(tmp_path):
 def test_opened_model_without_a_reference_says_why():
     proto = model([node("Relu", ["x"], ["y"])], {"x": ([3], "bfloat16")}, {"y": ([3], "bfloat16")})
     opened = opening.open_object(proto, ops=OPS)
-    assert opened.reference is None and "Relu" in opened.reason
+    with pytest.raises(ModelError, match=r"no reference.*Relu"):
+        opened.reference(opened.example(0))
 
 
 def test_a_reference_that_fails_is_skipped_not_passed(tmp_path, monkeypatch):
