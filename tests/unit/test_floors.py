@@ -23,7 +23,7 @@ CORE: dict[int, set[str]] = {
     4: {"planner", "problem", "render"},
     5: {"compiler", "headers", "cache"},
     6: {"runtime", "simulator"},
-    7: {"conformance", "proof", "describe", "doctor", "scaffold"},
+    7: {"bench", "conformance", "proof", "describe", "doctor", "scaffold"},
 }  # fmt: skip
 FLOORS = {f"fusionreg.core.{name}": floor for floor, names in CORE.items() for name in names}
 FLOORS |= {

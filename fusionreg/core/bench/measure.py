@@ -1,0 +1,264 @@
+"""The loop over workloads: verify, time, write each row as soon as it is there, resume where a run stopped. Floor 7."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import ExpressionError, FusionregError
+from ..expressions import Expression
+from ..problem import select
+from .floors import Ceilings, floor
+from .results import Column, Result, Results, Run, file_name, read
+from .statistics import Spread, spread
+from .subject import Subject
+
+#: How often every competitor has its turn: a clock that drifts then shows as spread, not as a difference.
+ROUNDS = 2
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One competitor's outputs against float64.
+
+    Attributes:
+        error: ‖got − exact‖ / ‖exact‖, the largest over its outputs.
+        allowed: what the numerics contract allows.
+        reason: what else is wrong (a NaN, a shape); "" for nothing.
+    """
+
+    error: float
+    allowed: float
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason and self.error <= self.allowed
+
+    def __str__(self) -> str:
+        return self.reason or f"error {self.error:.3g} against float64 — at most {self.allowed:.3g}"
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One competitor, ready to run.
+
+    Attributes:
+        name: kernel name, or the peer's.
+        ours: whether it is a kernel of the registry.
+        computes: what it computes where that is not the workload itself.
+        reason: why it cannot run; then it is neither checked nor timed.
+        check: runs it once and compares.
+        sample: milliseconds of single launches, one round of them.
+    """
+
+    name: str
+    ours: bool = False
+    computes: str = ""
+    reason: str = ""
+    check: Callable[[], Check] = field(default=lambda: Check(0.0, 0.0, "it was never run"), repr=False)
+    sample: Callable[[], Sequence[float]] = field(default=tuple, repr=False)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A workload with its arrays in place: the entrants, ours first, and the code that the torch peers run."""
+
+    entrants: tuple[Entrant, ...]
+    peer: str = ""
+
+
+class Bench(Protocol):
+    """A device that can be timed.
+
+    Attributes:
+        gpu: its name.
+        target: architecture that kernels are rendered for.
+        environment: what figures depend on beside the workload and the kernels; part of every digest.
+    """
+
+    gpu: str
+    target: str
+    environment: Mapping[str, str]
+
+    def ceilings(self) -> Ceilings:
+        """Measures the device."""
+        ...
+
+    def prepare(self, subject: Subject) -> AbstractContextManager[Prepared]:
+        """Puts a workload in place; its memory is free again afterwards."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one call of :func:`measure` did.
+
+    Attributes:
+        results: everything that the file holds now.
+        path: the file.
+        rows: the rows of this call's workloads, kept ones included.
+        measured, kept, left: how many were measured, were there already, and had no time left.
+    """
+
+    results: Results
+    path: Path
+    rows: tuple[Result, ...]
+    measured: int = 0
+    kept: int = 0
+    left: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether no comparison of these workloads was refused."""
+        return all(r.status == "measured" for r in self.rows)
+
+
+def measure(
+    subjects: Iterable[Subject],
+    bench: Bench,
+    folder: Path,
+    *,
+    again: bool = False,
+    time_limit: float | None = None,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Measures every subject that the folder's file has no figures for, and writes the file after each row.
+
+    Args:
+        bench: the device.
+        folder: where the GPU's file is, or will be.
+        again: measure also what is there already.
+        time_limit: seconds after which no further workload is begun.
+        clock: seconds, for tests.
+
+    Raises: :class:`ModelError` when the file there is no file of results: nothing is overwritten then.
+    """
+    started = clock()
+    path = folder / file_name(bench.gpu)
+    results = read(path) if path.exists() else Results(gpu=bench.gpu)
+    every = tuple(subjects)
+    run: Run | None = None
+    rows: list[Result] = []
+    kept = left = 0
+    for i, subject in enumerate(every):
+        digest, there = subject.digest(bench.environment), results.find(subject.key)
+        if there is not None and there.digest == digest and not again:
+            rows.append(there)
+            kept += 1
+            continue
+        if time_limit is not None and clock() - started >= time_limit:
+            left += 1
+            continue
+        if progress is not None:
+            progress(i, len(every), f"{subject.entry.name} {subject.workload.name}")
+        if run is None:
+            date = datetime.now(UTC).isoformat(timespec="seconds")
+            run = Run(date=date, environment=bench.environment, ceilings=bench.ceilings())
+        row = _row(subject, bench, digest, run.ceilings)
+        results = results.with_row(row, run)
+        results.write(path)
+        rows.append(row)
+    if progress is not None:
+        progress(len(every), len(every), "")
+    return Outcome(results, path, tuple(rows), len(rows) - kept, kept, left)
+
+
+def _row(subject: Subject, bench: Bench, digest: str, ceilings: Ceilings) -> Result:
+    """Measures one workload; whatever goes wrong with it is a row with its reason."""
+    entry, workload, traffic = subject.entry, subject.workload, subject.traffic
+    seconds, bound = floor(traffic, subject.graph, ceilings, subject.ops)
+    picked = select(entry, subject.problem).accepted
+    chosen = picked[0].kernel.name if picked else ""
+    status, reason, peer = "measured", "", ""
+    columns: tuple[Column, ...] = ()
+    try:
+        with bench.prepare(subject) as prepared:
+            peer = prepared.peer
+            columns, reason = compete(prepared.entrants, chosen)
+            status = "differs" if reason else "measured"
+    except (FusionregError, RuntimeError, MemoryError) as e:  # out of memory, a lost kernel: the next row may run
+        status, reason = "failed", _said(e)
+    row = Result(
+        fusion=entry.name, workload=workload.name, row=workload.row, mode=workload.mode, problem=str(subject.problem),
+        digest=digest, run=0, status=status, reason=reason, read=traffic.read, written=traffic.written,
+        flops=traffic.flops, floor_ms=seconds * 1e3, bound=bound, chosen=chosen, columns=columns,
+        goal=workload.goal, peer=peer,
+    )  # fmt: skip
+    return row.model_copy(update={"goal_ms": goal_of(row)})
+
+
+def compete(entrants: Sequence[Entrant], chosen: str) -> tuple[tuple[Column, ...], str]:
+    """(columns, why the comparison is refused): every entrant is checked before any is timed.
+
+    One that differs from float64 is not timed; where that is the kernel that dispatch picks, nothing is.
+    """
+    checks: dict[str, Check] = {}
+    wrong: dict[str, str] = {e.name: e.reason for e in entrants if e.reason}
+    refused = ""
+    for e in entrants:
+        if e.name in wrong:
+            continue
+        try:
+            checks[e.name] = e.check()
+        except Exception as error:  # whatever a peer's compiler raises is that peer's reason, not the end of the run
+            wrong[e.name] = _said(error)
+            continue
+        if not checks[e.name].ok:
+            wrong[e.name] = str(checks[e.name])
+            if e.ours and e.name == chosen:
+                refused = f"{chosen} differs: {checks[e.name]}"
+    samples: dict[str, list[float]] = {e.name: [] for e in entrants if e.name not in wrong and not refused}
+    for _ in range(ROUNDS):
+        for e in entrants:
+            if e.name in samples and e.name not in wrong:
+                try:
+                    samples[e.name] += e.sample()
+                except Exception as error:
+                    wrong[e.name] = _said(error)
+    return tuple(_column(e, checks, samples, wrong, refused) for e in entrants), refused
+
+
+def _column(
+    e: Entrant,
+    checks: Mapping[str, Check],
+    samples: Mapping[str, Sequence[float]],
+    wrong: Mapping[str, str],
+    refused: str,
+) -> Column:
+    time: Spread | None = spread(samples[e.name]) if e.name in samples and e.name not in wrong else None
+    error = checks[e.name].error if e.name in checks else None
+    if error is not None and not error < float("inf"):
+        error = None  # JSON has no infinity; the reason says it
+    reason = wrong.get(e.name, "the comparison was refused" if refused else "")
+    return Column(name=e.name, ours=e.ours, computes=e.computes, time=time, error=error, reason=reason)
+
+
+def goal_of(row: Result) -> float | None:
+    """The goal's milliseconds from the row's own figures; None where one that it names is missing."""
+    if not row.goal:
+        return None
+    known = {c.name: c.time.median for c in row.columns if c.time and not c.ours} | {"floor": row.floor_ms}
+    if row.best and row.best.time:
+        known["best"] = row.best.time.median
+    goal = Expression.parse(row.goal)
+    if not goal.names <= set(known):
+        return None
+    try:
+        return float(goal(known))
+    except (ExpressionError, TypeError, ValueError):
+        return None
+
+
+def _said(error: BaseException) -> str:
+    """The first line of an error, with its kind where it is none of ours."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return text if isinstance(error, FusionregError) else f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,101 @@
+"""Bytes, operations, floors and statistics against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import statistics as stdlib
+
+import graphs as kit
+import plugin_kit
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusionreg.core.bench import Ceilings, Subject, spread
+from fusionreg.core.bench.floors import floor
+from fusionreg.core.errors import ArgumentError
+from fusionreg.core.registry.catalog import load
+from fusionreg.core.spec import Workload
+
+OPS = kit.vocabulary()
+H200 = Ceilings(copy_rate=4.26e12, read_rate=4.39e12, write_rate=3.39e12, matmul={"bfloat16": 7.88e14})
+
+
+def gemm(m: int, n: int, k: int, **fields) -> Subject:
+    fields.setdefault("forms", {"w": "T[N K]", "scale": "T[N]", "bias": "T[N]"})
+    fields.setdefault("attributes", {"transB": 1, "activation": "Gelu"})
+    workload = Workload(name="w", axes={"M": m, "N": n, "K": k}, dtypes={"T": "bfloat16"}, mode="b", **fields)
+    return Subject.of(load()["gemm.scale_bias"], workload, "sm_90a", OPS)
+
+
+def seconds(s: Subject, ceilings: Ceilings = H200) -> tuple[float, str]:
+    return floor(s.traffic, s.graph, ceilings, OPS)
+
+
+def test_bytes_and_operations_of_a_product() -> None:
+    found = gemm(16, 64, 32).traffic
+    assert found.read == 2 * (16 * 32 + 64 * 32 + 64 + 64)
+    assert found.written == 2 * 16 * 64
+    assert found.flops == 2 * 16 * 64 * 32 + 3 * 16 * 64  # the product, then scale, bias and gelu
+    assert found.intensity == found.flops / (found.read + found.written)
+
+
+def test_leading_axes_and_forms_count() -> None:
+    found = gemm(4, 8, 16, batch=(3, 5), forms={"w": "T[N K]", "scale": "T[]", "bias": "T[N]"})
+    assert found.trial.shapes(found.entry)["x"] == (3, 5, 4, 16) and found.trial.shapes(found.entry)["scale"] == ()
+    assert found.traffic.read == 2 * (15 * 4 * 16 + 8 * 16 + 1 + 8)
+    assert found.traffic.written == 2 * 15 * 4 * 8
+
+
+def test_an_elementwise_fusion(tmp_path) -> None:
+    entry = plugin_kit.entry(tmp_path)
+    workload = Workload(name="w", axes={"M": 8, "N": 32}, dtypes={"T": "float32"})
+    found = Subject.of(entry, workload, "sm_90a", OPS)
+    assert (found.traffic.read, found.traffic.written, found.traffic.flops) == (4 * (256 + 32), 4 * 256, 2 * 256)
+    assert seconds(found)[1] == "memory"
+
+
+def test_rates_of_mixes() -> None:
+    assert H200.rate(100, 0) == pytest.approx(4.39e12)
+    assert H200.rate(0, 100) == pytest.approx(3.39e12)
+    assert H200.rate(50, 50) == pytest.approx(4.26e12)
+    # two reads for a write: one pair at the rate of a copy, one read alone
+    assert H200.seconds(200, 100) == pytest.approx(200 / 4.26e12 + 100 / 4.39e12)
+    assert H200.seconds(100, 300) == pytest.approx(200 / 4.26e12 + 200 / 3.39e12)
+    assert H200.seconds(0, 0) == 0 and H200.rate(0, 0) == 4.26e12
+
+
+def test_floors_of_the_main_rows() -> None:
+    """The goal table's floors: 1.4 ms and 1.22 ms of products, 0.0269 and 0.0268 ms of weights."""
+    big, binds = seconds(gemm(8192, 8192, 8192))
+    assert binds == "matmul" and big == pytest.approx(2 * 8192**3 / 7.88e14) == pytest.approx(1.395e-3, rel=1e-3)
+    assert seconds(gemm(2048, 28672, 8192))[0] == pytest.approx(1.22e-3, rel=2e-3)
+    small, binds = seconds(gemm(16, 14336, 4096))
+    assert binds == "memory" and small == pytest.approx(0.0269e-3, rel=2e-3)
+    assert seconds(gemm(1, 14336, 4096))[0] == pytest.approx(0.0268e-3, rel=2e-3)
+
+
+def test_a_dtype_without_a_measured_rate_is_bound_by_bytes() -> None:
+    none = H200.model_copy(update={"matmul": {}})
+    assert seconds(gemm(8192, 8192, 8192), none)[1] == "memory"
+
+
+def test_spread_of_known_numbers() -> None:
+    found = spread([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert (found.median, found.min, found.n) == (3.0, 1.0, 5)
+    assert found.p20 == pytest.approx(1.8) and found.p80 == pytest.approx(4.2)
+    assert spread([7.0]).p80 == 7.0
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=50))
+def test_spread_agrees_with_the_standard_library(values) -> None:
+    found, cuts = spread(values), stdlib.quantiles(values, n=5, method="inclusive")
+    assert found.median == pytest.approx(stdlib.median(values))
+    assert found.p20 == pytest.approx(cuts[0]) and found.p80 == pytest.approx(cuts[3])
+    assert found.min <= found.p20 <= found.median <= found.p80
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [1.0, math.nan], [math.inf], [-1.0]])
+def test_no_statistics_of_no_durations(values) -> None:
+    with pytest.raises(ArgumentError, match="no statistics"):
+        spread(values)

@@ -1,0 +1,262 @@
+"""The loop: verified before timed, written row by row, resumed, stopped in time; a fake device keeps the clock."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import graphs as kit
+import plugin_kit
+import pytest
+
+from fusionreg.core.bench import Ceilings, Check, Entrant, Subject, measure, subjects
+from fusionreg.core.bench.measure import ROUNDS, Prepared, compete
+from fusionreg.core.bench.results import Results, file_name, read
+from fusionreg.core.errors import FusionregError, LaunchError, ModelError, UnknownNameError
+from fusionreg.core.spec import Workload
+
+OPS = kit.vocabulary()
+CEILINGS = Ceilings(copy_rate=4e12, read_rate=4e12, write_rate=3e12, matmul={})
+SHAPES = {"small": 64, "large": 4096, "wide": 512}
+
+
+class FakeBench:
+    """Every workload takes a second of the fake clock; kernels take one millisecond, eager two."""
+
+    gpu, target = "NVIDIA Fake 9", "sm_90a"
+
+    def __init__(self, **environment: str) -> None:
+        self.environment = {"driver": "1", **environment}
+        self.log: list[str] = []
+        self.now = 0.0
+        self.errors: dict[str, float] = {}
+        self.fail: dict[str, Exception] = {}
+
+    def clock(self) -> float:
+        return self.now
+
+    def ceilings(self) -> Ceilings:
+        self.log.append("ceilings")
+        return CEILINGS
+
+    @contextmanager
+    def prepare(self, subject: Subject):
+        name = subject.workload.name
+        if name in self.fail:
+            raise self.fail[name]
+        self.log.append(name)
+        kernels = [c.kernel.name for c in subject.selection.accepted]
+        yield Prepared((*(self.entrant(k, True, 1.0) for k in kernels), self.entrant("eager", False, 2.0)), "x")
+        self.now += 1.0
+
+    def entrant(self, name: str, ours: bool, ms: float) -> Entrant:
+        def check() -> Check:
+            self.log.append(f"check {name}")
+            return Check(self.errors.get(name, 1e-3), 2e-3)
+
+        def sample() -> list[float]:
+            self.log.append(f"time {name}")
+            return [ms, ms + 0.1, ms + 0.2]
+
+        return Entrant(name, ours, check=check, sample=sample)
+
+
+@pytest.fixture
+def entry(tmp_path):
+    rows = tuple(
+        Workload(name=n, row="S8", axes={"M": m, "N": 32}, dtypes={"T": "float32"}, goal="min(eager, best) * 0.5")
+        for n, m in SHAPES.items()
+    )
+    return plugin_kit.entry(tmp_path / "plugin", workloads=rows)
+
+
+@pytest.fixture
+def every(entry):
+    return [Subject.of(entry, w, "sm_90a", OPS) for w in entry.spec.workloads]
+
+
+def go(every, bench, folder, **options):
+    return measure(every, bench, folder, clock=bench.clock, **options)
+
+
+def test_a_row(every, tmp_path) -> None:
+    bench = FakeBench()
+    found = go(every[:1], bench, tmp_path)
+    assert found.ok and (found.measured, found.kept, found.left) == (1, 0, 0)
+    row = read(tmp_path / "nvidia-fake-9.json").rows[0]
+    assert row == found.rows[0] and row.status == "measured" and row.chosen == "plain" and row.peer == "x"
+    assert row.ours_ms == pytest.approx(1.1) and row.ms("eager") == pytest.approx(2.1)
+    assert row.columns[0].time.n == 3 * ROUNDS and row.columns[0].error == 1e-3
+    assert row.to_best == pytest.approx(1.1 / 2.1) and row.best.name == "eager"
+    assert row.goal_ms == pytest.approx(2.1 * 0.5) and row.to_goal == pytest.approx(1.1 / 1.05)
+    moved = 2 * (4 * 64 * 32) / 4e12 + 4 * 32 / 4e12
+    assert row.floor_ms == pytest.approx(moved * 1e3) and row.bound == "memory"
+    assert row.of_floor == pytest.approx(row.floor_ms / 1.1)
+
+
+def test_everything_is_checked_before_anything_is_timed(every, tmp_path) -> None:
+    bench = FakeBench()
+    go(every[:1], bench, tmp_path)
+    turns = ["time plain", "time eager"] * ROUNDS
+    assert bench.log == ["ceilings", "small", "check plain", "check eager", *turns]
+
+
+def test_a_second_run_measures_nothing(every, tmp_path) -> None:
+    go(every, FakeBench(), tmp_path)
+    before = (tmp_path / file_name(FakeBench.gpu)).read_bytes()
+    bench = FakeBench()
+    found = go(every, bench, tmp_path)
+    assert (found.measured, found.kept, len(found.rows)) == (0, 3, 3) and bench.log == []
+    assert (tmp_path / file_name(FakeBench.gpu)).read_bytes() == before
+
+
+def test_again_and_another_environment_measure_anew(every, tmp_path) -> None:
+    go(every, FakeBench(), tmp_path)
+    assert go(every, FakeBench(), tmp_path, again=True).measured == 3
+    changed = go(every[:1], FakeBench(torch="3"), tmp_path)
+    assert changed.measured == 1
+    runs = changed.results.runs
+    by_name = {r.workload: runs[r.run].environment for r in changed.results.rows}
+    assert by_name["small"] == {"driver": "1", "torch": "3"} and by_name["large"] == {"driver": "1"}
+    go(every, FakeBench(torch="3"), tmp_path)
+    runs = read(tmp_path / file_name(FakeBench.gpu)).runs
+    assert [r.environment["torch"] for r in runs] == ["3"] * len(runs)  # the first run has no row left
+
+
+def test_a_changed_kernel_is_measured_anew(tmp_path) -> None:
+    rows = (Workload(name="w", axes={"M": 8, "N": 32}, dtypes={"T": "float32"}),)
+    digests = set()
+    for i, text in enumerate((plugin_kit.ADD_RELU, plugin_kit.ADD_RELU.replace("256LL", "256LL + 0LL"))):
+        entry = plugin_kit.entry(tmp_path / str(i), text, workloads=rows)
+        digests.add(Subject.of(entry, rows[0], "sm_90a", OPS).digest({}))
+    slower = plugin_kit.entry(tmp_path / "3", workloads=rows, kernel_grid="ceildiv(M * N, 256) + 1")
+    digests.add(Subject.of(slower, rows[0], "sm_90a", OPS).digest({}))
+    again = plugin_kit.entry(tmp_path / "4", workloads=rows)
+    same = Subject.of(again, rows[0], "sm_90a", OPS)
+    assert len(digests) == 3 and same.digest({}) in digests and same.digest({"gpu": "x"}) not in digests
+
+
+def test_the_time_limit_stops_between_rows(every, tmp_path) -> None:
+    bench = FakeBench()
+    found = go(every, bench, tmp_path, time_limit=1.5)
+    assert (found.measured, found.left) == (2, 1)
+    assert [r.workload for r in read(found.path).rows] == ["small", "large"]
+    found = go(every, FakeBench(), tmp_path, time_limit=0.5)
+    assert (found.measured, found.kept, found.left) == (1, 2, 0)
+    assert go(every, FakeBench(), tmp_path, again=True, time_limit=0.0).left == 3
+
+
+def test_rows_are_there_when_the_next_one_is_interrupted(every, tmp_path) -> None:
+    bench = FakeBench()
+    bench.fail["large"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        go(every, bench, tmp_path)
+    assert [r.workload for r in read(tmp_path / file_name(bench.gpu)).rows] == ["small"]
+
+
+def test_a_failed_workload_is_a_row_and_the_next_one_runs(every, tmp_path) -> None:
+    bench = FakeBench()
+    bench.fail["small"] = LaunchError("cannot launch", "plain", "too much shared memory")
+    bench.fail["large"] = RuntimeError("CUDA out of memory\nmore")
+    found = go(every, bench, tmp_path)
+    assert [r.status for r in found.rows] == ["failed", "failed", "measured"] and not found.ok
+    assert "too much shared memory" in found.rows[0].reason and found.rows[1].reason.endswith("CUDA out of memory")
+
+
+def test_a_kernel_that_differs_refuses_the_comparison(every, tmp_path) -> None:
+    bench = FakeBench()
+    bench.errors["plain"] = 0.3
+    found = go(every[:1], bench, tmp_path)
+    row = found.rows[0]
+    assert row.status == "differs" and not found.ok and not any(x.startswith("time") for x in bench.log)
+    assert "0.3" in row.reason and row.ours_ms is None and row.goal_ms is None and row.to_best is None
+    assert all(c.time is None and c.reason for c in row.columns)
+
+
+def test_a_peer_that_differs_is_not_timed(every, tmp_path) -> None:
+    bench = FakeBench()
+    bench.errors["eager"] = float("nan")
+    row = go(every[:1], bench, tmp_path).rows[0]
+    assert row.status == "measured" and row.ours_ms and row.ms("eager") is None
+    assert "nan" in row.columns[1].reason and "time eager" not in bench.log and row.goal_ms is None
+
+
+def test_compete_keeps_each_reason() -> None:
+    def broken() -> Check:
+        raise ValueError("no such op\ndetails")
+
+    def stops() -> list[float]:
+        raise RuntimeError("lost")
+
+    good = {"check": lambda: Check(0, 1), "sample": lambda: [1.0]}
+    columns, refused = compete(
+        [
+            Entrant("k", True, **good),
+            Entrant("a", reason="not installed"),
+            Entrant("b", check=broken),
+            Entrant("c", check=lambda: Check(0, 1, "3 elements are NaN")),
+            Entrant("d", check=lambda: Check(0, 1), sample=stops),
+            Entrant("e", computes="x @ w", **good),
+        ],
+        "k",
+    )
+    reasons = {c.name: c.reason for c in columns}
+    assert not refused and reasons["k"] == reasons["e"] == ""
+    assert reasons["a"] == "not installed" and reasons["b"] == "ValueError: no such op"
+    assert reasons["c"] == "3 elements are NaN" and reasons["d"] == "RuntimeError: lost"
+    assert [c.name for c in columns if c.time] == ["k", "e"]
+
+
+def test_an_anchor_is_no_best(every, tmp_path) -> None:
+    bench = FakeBench()
+    row = go(every[:1], bench, tmp_path).rows[0]
+    eager = row.columns[1]
+    anchor = eager.model_copy(update={"name": "product", "computes": "x @ w alone"})
+    fast = anchor.model_copy(update={"time": eager.time.model_copy(update={"median": 0.1})})
+    assert row.model_copy(update={"columns": (*row.columns, fast)}).best.name == "eager"
+
+
+def test_files_that_are_no_results(every, tmp_path) -> None:
+    path = tmp_path / file_name(FakeBench.gpu)
+    for text in ("{", "[]", '{"format": "other", "gpu": "x"}', "\0"):
+        path.write_text(text)
+        with pytest.raises(ModelError, match="cannot read results"):
+            go(every, FakeBench(), tmp_path)
+        assert path.read_text() == text
+    go(every, FakeBench(), tmp_path / "fine")
+    body = json.loads((tmp_path / "fine" / path.name).read_text())
+    body["rows"][0]["run"] = 7
+    path.write_text(json.dumps(body))
+    with pytest.raises(ModelError, match="names no run"):
+        read(path)
+    with pytest.raises(ModelError):
+        read(tmp_path / "none.json")
+
+
+def test_results_round_trip(every, tmp_path) -> None:
+    found = go(every, FakeBench(), tmp_path)
+    assert read(found.path) == found.results == Results.model_validate_json(found.path.read_text())
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_which_workloads(tmp_path) -> None:
+    rows = [Workload(name=n, row=r, axes={"M": 8, "N": 32}, dtypes={"T": "float32"})
+            for n, r in (("a1", "S8"), ("a2", "S8 more"), ("b1", ""))]  # fmt: skip
+    catalog = plugin_kit.catalog(tmp_path, {"k.cu.j2": plugin_kit.ADD_RELU}, plugin_kit.add_relu(workloads=tuple(rows)))
+
+    def names(*only: str, fusions=()) -> list[str]:
+        return [s.workload.name for s in subjects(catalog, "sm_90a", fusions, only)]
+
+    assert names() == ["a1", "a2", "b1"] and names("a*") == ["a1", "a2"] and names("S8") == ["a1"]
+    assert names("S8*", "b1", fusions=["acme.add_relu"]) == ["a1", "a2", "b1"]
+    with pytest.raises(UnknownNameError):
+        names("zzz")
+    with pytest.raises(UnknownNameError):
+        names(fusions=["acme.nothing"])
+
+
+def test_a_workload_that_nothing_admits(tmp_path) -> None:
+    entry = plugin_kit.entry(tmp_path, constraints=("N % 5 == 0",))
+    workload = Workload(name="w", axes={"M": 8, "N": 32}, dtypes={"T": "float32"})
+    with pytest.raises(FusionregError, match="unusable workload"):
+        Subject.of(entry, workload, "sm_90a", OPS)

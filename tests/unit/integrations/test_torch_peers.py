@@ -1,0 +1,184 @@
+"""The torch code that our kernels are compared with computes what the evaluator says the graph means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import graphs as kit  # noqa: E402
+
+from fusionreg.core.bench import subjects  # noqa: E402
+from fusionreg.core.conformance import cases as derived  # noqa: E402
+from fusionreg.core.conformance import coverage  # noqa: E402
+from fusionreg.core.conformance.reference import graph_of  # noqa: E402
+from fusionreg.core.errors import MisfitError  # noqa: E402
+from fusionreg.core.evaluate.evaluator import evaluate  # noqa: E402
+from fusionreg.core.registry.catalog import load  # noqa: E402
+from fusionreg.integrations.torch.arrays import from_numpy, to_numpy  # noqa: E402
+from fusionreg.integrations.torch.peers import WRITERS, torch_module  # noqa: E402
+
+OPS = kit.vocabulary()
+CATALOG = load()
+
+
+def agree(graph, tolerance: float = 2e-6, seed: int = 3) -> str:
+    """Holds the module against the evaluator in float64 on random inputs; returns its code."""
+    given = kit.feeds(graph, seed=seed)
+    module = torch_module(graph, OPS)
+    with torch.no_grad():
+        got = module(*(from_numpy(given[name]) for name in graph.inputs))
+    got = got if isinstance(got, tuple) else (got,)
+    assert len(got) == len(graph.outputs)
+    exact = evaluate(graph, given, ops=OPS, mode="exact")
+    for name, array in zip(graph.outputs, got, strict=True):
+        value = graph.values[name]
+        found = to_numpy(array)
+        assert found.dtype.name == value.dtype and found.shape == value.shape, (name, found.dtype, found.shape)
+        want = np.asarray(exact[name]).astype(np.float64)
+        scale = max(1.0, float(np.abs(want).max(initial=0.0)))
+        np.testing.assert_allclose(found.astype(np.float64), want, rtol=0, atol=tolerance * scale, err_msg=module.code)
+    return module.code
+
+
+def one(op: str, *shapes, kind: str = "float32", constants: dict | None = None, **attrs):
+    """A graph of one operator; ``constants``: operand index → integer constant."""
+    net, constants = kit.Net(), constants or {}
+    names, given = [], iter(shapes)
+    for i in range(len(shapes) + len(constants)):
+        if i in constants:
+            names.append(net.const(constants[i], "int64"))
+        else:
+            shape = next(given)
+            names.append(None if shape is None else net.input(f"x{i}", kind, shape))
+    return net.build((net.op(op, *names, **attrs),))
+
+
+A, B, IMAGE = (4, 6), (6, 5), (2, 4, 6, 5)
+SINGLE = {
+    **{
+        f"{name}": one(name, A)
+        for name in (
+            "Abs", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "HardSwish", "Identity", "LeakyRelu", "Mish",
+            "Neg", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Swish", "Tanh", "Gelu",
+            "fusionreg::QuickGelu", "Softmax", "LogSoftmax", "Flatten", "Transpose",
+        )
+    },
+    **{name: one(name, A, (6,)) for name in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "PRelu", "SwiGLU")},
+    "gelu_tanh": one("Gelu", A, approximate="tanh"),
+    "swish_alpha": one("Swish", A, alpha=1.5),
+    "elu_alpha": one("Elu", A, alpha=0.3),
+    "leaky_alpha": one("LeakyRelu", A, alpha=0.3),
+    "matmul": one("MatMul", A, B),
+    "matmul_tt": one("MatMul", (6, 4), (5, 6), transA=1, transB=1),
+    "matmul_batched": one("MatMul", (3, 4, 6), (6, 5)),
+    "gemm": one("Gemm", A, B, (5,), alpha=0.5, beta=2.0),
+    "gemm_no_c": one("Gemm", A, (5, 6), transB=1),
+    "softmax_axis": one("Softmax", A, axis=0),
+    "softmax_grad": one("fusionreg::SoftmaxGrad", A, A),
+    "layer_norm": one("LayerNormalization", A, (6,), (6,)),
+    "layer_norm_no_bias": one("LayerNormalization", A, (6,), epsilon=0.1),
+    "layer_norm_two_axes": one("LayerNormalization", (3, 4, 6), (4, 6), (4, 6), axis=1),
+    "rms_norm": one("RMSNormalization", A, (6,), epsilon=1e-3),
+    "group_norm": one("GroupNormalization", IMAGE, (4,), (4,), num_groups=2),
+    "instance_norm": one("InstanceNormalization", IMAGE, (4,), (4,)),
+    "conv": one("Conv", IMAGE, (8, 2, 3, 3), (8,), pads=(1, 1, 1, 1), strides=(2, 1), group=2),
+    "max_pool": one("MaxPool", IMAGE, kernel_shape=(3, 2), strides=(2, 2), pads=(1, 0, 1, 0)),
+    "attention": one("Attention", (2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8), is_causal=1),
+    "attention_scale": one("Attention", (2, 4, 6, 8), (2, 4, 3, 8), (2, 4, 3, 8), (6, 3), scale=0.5),
+    "reduce_sum": one("ReduceSum", (3, 4, 6), constants={1: [1, -1]}, keepdims=0),
+    "reduce_mean_all": one("ReduceMean", (3, 4, 6)),
+    "reduce_none": one("ReduceSumSquare", A, noop_with_empty_axes=1),
+    "reduce_max": one("ReduceMax", A, constants={1: [0]}),
+    "reshape": one("Reshape", (2, 3, 4), constants={1: [0, -1]}),
+    "squeeze": one("Squeeze", (1, 3, 1, 4), constants={1: [0, 2]}),
+    "squeeze_all": one("Squeeze", (1, 3, 1)),
+    "unsqueeze": one("Unsqueeze", (3, 4), constants={1: [-1, 0]}),
+    "expand": one("Expand", (3, 1), constants={1: [2, 1, 4]}),
+    "perm": one("Transpose", (2, 3, 4), perm=(1, 2, 0)),
+    "concat": one("Concat", (2, 3), (4, 3), axis=0),
+    "cast": one("Cast", A, to="float16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_one_operator(name: str) -> None:
+    agree(SINGLE[name], 1e-3 if name == "cast" else 2e-6)
+
+
+def test_domains_that_need_positive_numbers() -> None:
+    for op in ("Log", "Sqrt", "Reciprocal", "fusionreg::Rsqrt", "fusionreg::Log1p", "fusionreg::Log2"):
+        net = kit.Net()
+        x = net.op("Add", net.op("Abs", net.input("x", "float32", A)), net.const(0.5))
+        agree(net.build((net.op(op, x),)))
+
+
+def test_literals_stay_numbers() -> None:
+    net = kit.Net()
+    x = net.input("x", "float16", A)
+    y = net.op("Max", net.op("Mul", net.op("Clip", x, net.const(-0.5, "float16"), None), net.const(1.702, "float16")),
+               net.const(0.25, "float16"))  # fmt: skip
+    code = agree(net.build((y,)), 1e-3)
+    assert "clamp" in code and "1.7021484375" in code  # the constant as float16 holds it
+
+
+def test_several_outputs_and_weights() -> None:
+    net = kit.Net()
+    x = net.input("x", "float32", A)
+    h = net.op("MatMul", x, net.weight(B))
+    m = net.op("Where", net.op("Greater", h, net.const(0.0)), h, net.op("Neg", h))
+    agree(net.build((m, h)))
+
+
+def test_a_chain_of_twelve() -> None:
+    net = kit.Net()
+    v = x = net.input("x", "float32", A)
+    for op in ("Sigmoid", "Tanh", "Gelu", "Swish", "Relu", "Exp"):
+        v = net.op("Add", net.op(op, v), x)
+    agree(net.build((v,)), 1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG.fusions))
+def test_every_row_of_every_fusion(name: str) -> None:
+    """Every choice, attribute, form and dtype of the shipped fusions, at small extents."""
+    entry = CATALOG[name]
+    plain, further, _ = coverage.rows(entry, entry.kernels[-1], derived.base_axes(entry), "sm_90a", None)
+    for row in (*plain, *further):
+        graph = graph_of(entry, row.with_("r", axes=dict.fromkeys(row.axes, 8)), OPS)
+        agree(graph, {"float16": 4e-3, "bfloat16": 3e-2}.get(row.dtype, 1e-5))
+
+
+def test_every_workload_has_a_torch_peer() -> None:
+    for subject in subjects(CATALOG, "sm_90a"):
+        assert "matmul" in torch_module(subject.graph, OPS).code
+
+
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        (one("Tile", A, constants={1: [2, 2]}), "Tile"),
+        (one("MaxPool", IMAGE, kernel_shape=(2, 2), pads=(0, 0, 1, 1)), "pads both sides"),
+        (one("Conv", IMAGE, (8, 4, 3, 3), auto_pad="SAME_UPPER"), "SAME_UPPER"),
+        (one("Attention", (2, 4, 6, 8), (2, 4, 3, 8), (2, 4, 3, 8), is_causal=1), "different lengths"),
+    ],
+)
+def test_what_has_no_plain_form(graph, said: str) -> None:
+    with pytest.raises(MisfitError, match=said):
+        torch_module(graph, OPS)
+
+
+def dropout(training: bool):
+    net = kit.Net()
+    x = net.input("x", "float32", A)
+    return net.build((net.op("Dropout", x, net.const(0.5), net.const(training, "bool")),))
+
+
+def test_dropout_in_training_has_none() -> None:
+    with pytest.raises(MisfitError, match="another random stream"):
+        torch_module(dropout(True), OPS)
+    agree(dropout(False))
+
+
+def test_operators_of_the_table_exist() -> None:
+    assert set(WRITERS) <= set(OPS)
