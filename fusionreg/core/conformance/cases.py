@@ -125,7 +125,7 @@ def _shapes(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
         if tile and tile <= 64:
             edges.append(6 * tile + 8)  # more tiles than a pipeline has stages
         for extent in sorted({e for e in edges if e >= 0}):
-            add(f"{axis}={extent}", {axis: extent})
+            add(f"{axis}{extent}", {axis: extent})
     add("ones", dict.fromkeys(base, 1))
     add("square", dict.fromkeys(base, 48))
     add("odd", {a: (tile_of(row.params, a) or 32) + 1 for a in base})
@@ -133,7 +133,7 @@ def _shapes(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
     if any(t.leading for t in entry.inputs.values()):
         few = dict.fromkeys(base, 8)
         for leading in ((2, 3), (0,)) if quick else ((2, 3), (0,), (1,), (3, 1, 2), (3, 0)):
-            add(f"leading={'x'.join(map(str, leading))}", few, leading=leading)
+            add("leading" + "x".join(map(str, leading)), few, leading=leading)
     return found
 
 

@@ -51,8 +51,11 @@ class Executor(Protocol):
         target: the architecture that units are rendered for.
     """
 
-    device: str
-    target: str
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def target(self) -> str: ...
 
     def refusal(self, kernel: KernelEntry) -> str:
         """Why this device cannot run ``kernel`` at all; "" when it can."""
@@ -111,8 +114,10 @@ def execute(
 
     def result(status: Status, reason: str = "", worst: Comparison | None = None) -> Evaluation:
         made = _result(job.kernel, job.trial, executor, status, reason)
-        figures = {} if worst is None else {"max_abs": worst.max_abs, "max_rel": worst.max_rel}
-        return replace(made, **figures, seconds=time.perf_counter() - started, digest=job.source.digest)
+        seconds, digest = time.perf_counter() - started, job.source.digest
+        if worst is None:
+            return replace(made, seconds=seconds, digest=digest)
+        return replace(made, max_abs=worst.max_abs, max_rel=worst.max_rel, seconds=seconds, digest=digest)
 
     try:
         code = executor.compile(job.source)

@@ -78,7 +78,9 @@ class GpuExecutor:
             raise MissingDependencyError("cannot use", "a GPU", "the driver finds none", "a CUDA device")
         self._index = cupy.cuda.runtime.getDevice()
         self.device, self.target = self._driver.name(self._index), device_target(self._index)
-        self.facts = FrozenDict(gpu=self.device, driver=self._driver.version(), nvrtc=nvrtc_version())
+        self.facts: FrozenDict[str, str] = FrozenDict(
+            gpu=self.device, driver=self._driver.version(), nvrtc=nvrtc_version()
+        )
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._codes: dict[str, Any] = {}
         self._loaded: dict[str, Loaded] = {}

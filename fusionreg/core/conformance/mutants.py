@@ -167,9 +167,16 @@ def run_mutants(
     kernels: Sequence[str] | None = None,
     cache: Cache | None = None,
     extra: Sequence[Mutant] = (),
+    only: Sequence[str] | None = None,
     executor: Executor | None = None,
 ) -> tuple[Verdict, ...]:
-    """Tries every mutant of the named fusions' kernels until a case fails it."""
+    """Tries every mutant of the named fusions' kernels until a case fails it.
+
+    Args:
+        names, device, kernels, cache, executor: as for :func:`run`.
+        extra: mutants beside the built-in ones.
+        only: names of mutants to keep; None for all.
+    """
     on = executor or executor_for(device, cache, ahead=False)
     entries = [catalog[n] for n in names] if names else list(catalog.fusions.values())
     found: list[Verdict] = []
@@ -179,7 +186,8 @@ def run_mutants(
                 continue
             jobs = _jobs(entry, kernel, on)
             text = jobs[0].source.text if jobs else ""
-            found += [_try(m, entry, kernel, jobs, on, catalog.ops) for m in (*mutants_of(text), *extra)]
+            chosen = [m for m in (*mutants_of(text), *extra) if only is None or m.name in only]
+            found += [_try(m, entry, kernel, jobs, on, catalog.ops) for m in chosen]
     return tuple(found)
 
 
