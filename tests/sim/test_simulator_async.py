@@ -12,7 +12,7 @@ FULL = Checks(accesses=True, orders=("forward", "reverse", "random:5"), timeout=
 
 
 def raises(kernel, args, launch, detector, says="", checks=FULL):
-    with pytest.raises(SimulatorError, match=says) as caught:
+    with pytest.raises(SimulatorError, match=says or None) as caught:
         kernel.launch(args, launch, checks=checks)
     assert caught.value.facts["detector"] == detector, str(caught.value)
     return caught.value

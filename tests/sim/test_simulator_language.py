@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -342,3 +344,43 @@ def test_empty_grid_and_empty_tensors(build, geometry):
     kernel = build('extern "C" __global__ void k(const float* x, float* y) { y[blockIdx.x] = x[blockIdx.x]; }')
     empty = np.zeros(0, np.float32)
     assert kernel.launch([empty, empty], geometry(grid=(0, 1, 1)), checks=FULL).counters["writes"] == 0
+
+
+def test_the_whole_interface_of_the_device_library_compiles(build, geometry):
+    """Every function that fr_sim_api.h declares has a definition: calls of all of them link."""
+    from fusionreg.core.simulator.toolchain import SHIM
+
+    calls = """
+      unsigned r[4] = {}; float d[4] = {}; int i[4] = {}; unsigned u[3]; float v[4] = {};
+      mma_m16n8k16<__half>(d, r, r, d); mma_m16n8k8<tf32>(d, r, r, d); mma_m16n8k4<tf32>(d, r, r, d); mma_m16n8k16_f16(r, r, r, r);
+      mma_m16n8k32<__nv_fp8_e4m3>(d, r, r, d); mma_m16n8k32<signed char>(i, r, r, i);
+      ldmatrix<4, true>(r, s); stmatrix<2, false>(s, r); r[0] = movmatrix_trans(r[0]);
+      cp_async(s, x, 16, 16); cp_async_commit(); cp_async_wait_n(1); cp_async_wait<0>(); cp_async_wait_all();
+      mbarrier_init(b, 1); mbarrier_inval(b); fence_mbarrier_init(); mbarrier_arrive(b); mbarrier_arrive_expect_tx(b, 1);
+      mbarrier_expect_tx(b, 1); mbarrier_complete_tx(b, 1); mbarrier_try_wait(b, 0); mbarrier_test_wait(b, 0); mbarrier_wait(b, 0);
+      mbarrier_wait_token(b, 0); cp_async_mbarrier_arrive(b, true); bulk_load(s, x, 16, b); bulk_load_multicast(s, x, 16, b, 1);
+      bulk_copy_cluster(s, s, 16, b); bulk_store(y, s, 16); bulk_commit(); bulk_wait_n(0, true); bulk_wait<0>(); bulk_wait_read<1>();
+      fence_proxy_async(); cluster_rank(); cluster_size(); cluster_dims(u); cluster_ctaid(u); cluster_arrive(); cluster_wait();
+      cluster_sync(); map_shared(s, 0); map_shared_rank(s, 0); barrier_sync(1, 32); barrier_arrive(1, 32); grid_sync(); elect_one();
+      lane_id(); warp_id(); smem_address(s); nanosleep(1); grid_dependency_wait(); grid_dependency_launch(); setmaxnreg_inc<40>();
+      setmaxnreg_dec<24>(); load_vector<16>(v, x); store_vector<16>(y, v); load_acquire(y); store_release(y, 1.f); load_relaxed(y);
+      store_relaxed(y, 1.f); red_add_f32<4>(y, v);
+      y[0] = ex2_approx(1) + lg2_approx(1) + rcp_approx(1) + rsqrt_approx(1) + sqrt_approx(1) + tanh_approx(1) + sin_approx(1) + cos_approx(1);
+    """  # noqa: E501
+    text = f"""using namespace fr_sim;
+    extern "C" __global__ void k(const float* x, float* y, int n) {{
+      __shared__ __align__(128) float s[64];
+      __shared__ uint64_t b[1];
+      if (n == 1) {{ {calls} }}
+      y[0] = 2;
+    }}"""
+    y = np.zeros(4, np.float32)
+    build(text).launch([y, y, 0], geometry())
+    assert y[0] == 2
+    declared = set(
+        re.findall(
+            r"^(?:template <[^>]*> )?(?:inline )?[\w:]+\*? \*?(\w+)\(", (SHIM / "fr_sim_api.h").read_text(), re.M
+        )
+    )
+    assert len(declared) > 60
+    assert declared <= set(re.findall(r"\w+", calls))

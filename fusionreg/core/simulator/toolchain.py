@@ -31,7 +31,8 @@ _GCC = ("-fno-gnu-unique", "-fno-zero-initialized-in-bss")
 #: Every access is reported as the source has it: null pointers are not assumed away, gcc keeps vector accesses whole,
 #: clang reports the load of `y[i] += 1` too; volatile accesses are told apart, since flags are polled with them.
 _CHECKED = ("-O1", "-fsanitize=thread,alignment,bounds", "-fno-delete-null-pointer-checks")
-_CHECKED_GCC = ("-fno-tree-sra", "--param=tsan-distinguish-volatile=1")
+_CHECKED_GCC = ("-fno-tree-sra",)
+_CHECKED_GCC_11 = (*_CHECKED_GCC, "--param=tsan-distinguish-volatile=1")
 _CHECKED_CLANG = tuple(
     part for flag in ("distinguish-volatile", "instrument-read-before-write") for part in ("-mllvm", f"-tsan-{flag}=1")
 )
@@ -63,7 +64,10 @@ class HostCompiler:
         if mode == "fast":
             flags.append("-O2")
         elif mode == "checked":
-            flags += [*_CHECKED, *(_CHECKED_GCC if gcc else _CHECKED_CLANG), "-DFUSIONREG_SIM_CHECKED=1"]
+            own = (
+                _CHECKED_CLANG if not gcc else _CHECKED_GCC if int(self.version.split(".")[0]) < 11 else _CHECKED_GCC_11
+            )
+            flags += [*_CHECKED, *own, "-DFUSIONREG_SIM_CHECKED=1"]
         else:
             flags += [*_SANITIZE, "-DFUSIONREG_SIM_SANITIZE=1"]
         return tuple(flags)
@@ -138,7 +142,7 @@ def _machine() -> tuple[str, ...]:
         found = set(re.findall(r"^flags\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[0].split())
     except (OSError, IndexError):
         return ()
-    return ("-march=x86-64-v3",) if {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"} <= found else ()
+    return ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2") if {"avx2", "fma", "f16c", "bmi1", "bmi2"} <= found else ()
 
 
 def _environment() -> dict[str, str]:

@@ -15,6 +15,15 @@
 // votes, __match_*_sync, __reduce_*_sync, atomics, fences, math and integer intrinsics, printf, assert, __trap,
 // <cooperative_groups.h> (this_thread_block, tiled_partition, this_grid, this_cluster).
 //
+// How strict the model is, where devices are lenient:
+//   - Shared memory, and outputs in checked launches, start as 0xFF bytes (NaN, -1). Reading them before a store is a fault.
+//   - __syncthreads wants every thread of the block, at one place in the source. A thread that has exited is missed.
+//   - __syncwarp orders memory among its lanes; shuffles, votes, ldmatrix and mma do not.
+//   - __threadfence + atomics (or store_release, load_acquire) order memory among blocks; atomics alone do not.
+//   - Two plain stores of one value to one address by unordered threads are a race all the same.
+// And where it knows less: __activemask gives all lanes that have not exited, and so must not be used as the mask of a
+// divergent branch; __device__ variables need an initialiser, and each block of a cluster or cooperative grid has its own.
+//
 // Macros: FUSIONREG_SIM = 1. FUSIONREG_ARCH and __CUDA_ARCH__ = the target's number (800, 900, ...), __CUDA_ARCH_FEAT_SM90_ALL for
 // sm_90a; they are defined after NVIDIA's headers were read in host mode. Inline PTX does not compile here: keep it under
 // `#ifndef FUSIONREG_SIM`.

@@ -201,6 +201,15 @@ void delete_knowledge(Knowledge*& k) {
   k = nullptr;
 }
 
+void forget(Worker& w) {
+  for (auto& f : w.fibers) { delete_knowledge(f.extra); delete f.acquired; f.acquired = nullptr; }
+  for (auto& b : w.blocks) {
+    delete_knowledge(b.known);
+    for (auto& n : b.named) delete_knowledge(n.known);
+  }
+  for (auto& c : w.clusters) { delete_knowledge(c.known); delete_knowledge(c.gather); }
+}
+
 void order_grid(Worker& w) {
   if (Checker* c = w.launch->checker) c->grid_floor = u32(c->stamps.size());
   for (auto& b : w.blocks) b.floor = w.launch->checker ? w.launch->checker->grid_floor : 0;

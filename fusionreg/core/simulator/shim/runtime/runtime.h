@@ -220,6 +220,7 @@ void order_warp(Warp& warp, u32 mask);                       // these lanes have
 void release_to(Knowledge*& known, Fiber* f);                // f publishes what it knows
 void acquire_from(Knowledge* known, Fiber* f);
 void delete_knowledge(Knowledge*& known);
+void forget(Worker& worker);                                 // frees what its threads know
 void order_grid(Worker& worker);
 void release_acquire_address(const volatile void* p, Fiber* f, bool release, bool acquire);
 void order_fence(Fiber* f, bool device);

@@ -292,6 +292,7 @@ FRSIM_API int frsim_launch(const Request* request, Result* result) {
   catch_faults(false);
   for (auto& w : all) {
     result->switches += w.switches; result->barriers += w.barriers; result->collectives += w.collectives; result->mma += w.mma;
+    forget(w);
     result->async_bytes += w.async_bytes; result->atomics += w.atomics; result->reads += w.reads; result->writes += w.writes; result->spins += w.spins;
   }
   if (request->checked) finish_checker(l);
