@@ -15,6 +15,7 @@ from fusionreg.core.errors import ArgumentError, UnknownNameError
 from fusionreg.core.proof import repro
 from fusionreg.core.proof.report import Status
 from fusionreg.core.registry.catalog import load
+from fusionreg.core.spec import AttributeSpec, Case
 
 WRONG = plugin_kit.ADD_RELU.replace("if (i >= M * N) return;", "if (i >= M * N - 1) return;")
 FILES = ["case.json", "expected/y.allowed.npy", "expected/y.chain.npy", "expected/y.exact.npy"]
@@ -85,11 +86,12 @@ def test_a_wrong_kernel_fails_again_until_it_is_mended(wrong, tmp_path):
 
 @pytest.mark.parametrize(
     "case",
-    ["float16-padded-x", "float32-transposed-x", "float32-misaligned-bias", "float32-N=0", "float16-leading=2x3"],
+    ["float16-padded-x", "float32-transposed-x", "float32-misaligned-bias", "float32-empty", "float16-led"],
 )
 def test_layouts_and_shapes_survive(right, tmp_path, case):
     """The replayed inputs have the strides and the alignment of the recorded ones, and the same verdict."""
-    spec = plugin_kit.add_relu(kernel_strides=("x",))
+    cases = (Case(name="empty", axes={"N": 0}), Case(name="led", batch=(2, 3)))
+    spec = plugin_kit.add_relu(kernel_strides=("x",), cases=cases)
     catalog = plugin_kit.catalog(tmp_path / "plugin", {"k.cu.j2": plugin_kit.ADD_RELU.replace("x[i]", STRIDED)}, spec)
     folder = write(catalog, tmp_path / "case", case)
     facts = json.loads((folder / "case.json").read_text())
@@ -171,11 +173,10 @@ def test_a_failure_leaves_nothing(right, tmp_path, monkeypatch):
 
 
 def test_a_kernel_that_refuses_the_case(tmp_path):
-    catalog = plugin_kit.catalog(
-        tmp_path / "plugin", {"k.cu.j2": plugin_kit.ADD_RELU}, plugin_kit.add_relu(kernel_requires="N % 16 == 0")
-    )
+    spec = plugin_kit.add_relu(kernel_requires="N % 16 == 0", cases=(Case(name="one", axes={"N": 1}),))
+    catalog = plugin_kit.catalog(tmp_path / "plugin", {"k.cu.j2": plugin_kit.ADD_RELU}, spec)
     with pytest.raises(ArgumentError, match=r"requires N % 16 == 0 \(N = 1\)"):
-        write(catalog, tmp_path / "case", "float32-N=1")
+        write(catalog, tmp_path / "case", "float32-one")
     assert not (tmp_path / "case").exists()
 
 
@@ -195,8 +196,6 @@ def test_a_folder_that_is_none(right, tmp_path, harm):
 
 def test_values_that_json_lacks(tmp_path):
     """An attribute whose default is infinite comes back as it was."""
-    from fusionreg.core.spec import AttributeSpec
-
     template = "{{ signature }} { const long long i = blockIdx.x * 256LL + threadIdx.x; if (i < N) y[i] = x[i]; }"
     spec = plugin_kit.add_relu(
         name="acme.clip", pattern="y = Elu(x, alpha=alpha)", inputs={"x": "T[N]"}, outputs={"y": "T[N]"},

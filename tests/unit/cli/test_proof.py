@@ -1,0 +1,123 @@
+"""``run`` on fusions."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from fusionreg.core.proof.report import Status
+from fusionreg.core.targets import SHIPPED
+
+FUSION = "acme.add_relu"
+
+
+def test_run_proves_a_fusion(cli, acme, tmp_path):
+    """Compiled for every architecture, executed, and written down, in both formats."""
+    report, junit = tmp_path / "made" / "report.json", tmp_path / "report.xml"
+    ran = cli("run", FUSION, "--device", "sim", "--report", report, "--junit", junit)
+    assert ran.code == 0, ran.out + ran.err
+    lines = [line.split()[:5] for line in ran.out.splitlines() if line.startswith(FUSION)]
+    assert [line[:4] for line in lines] == [
+        [FUSION, "plain", "nvrtc", "PASSED"], [FUSION, "plain", "sim", "PASSED"],
+        [FUSION, "plain", "sim", "SKIPPED_UNSUPPORTED"],
+    ]  # fmt: skip
+    assert ran.out.rstrip().endswith("SKIPPED_UNSUPPORTED on sim") and "x is not contiguous" in ran.out
+
+    found = json.loads(report.read_text())
+    assert {"python", "numpy", "fusionreg", "device", "target"} <= found["environment"].keys()
+    for row in found["evaluations"]:
+        assert {"fusion", "kernel", "case", "status", "max_abs", "max_rel", "device"} <= row.keys()
+        assert (row["fusion"], row["kernel"]) == (FUSION, "plain") and row["status"] in set(Status)
+    compiled = [r for r in found["evaluations"] if r["device"] == "nvrtc"]
+    assert [r["target"] for r in compiled] == list(SHIPPED)
+    assert [r["case"] for r in compiled] == [f"compile float32 {t}" for t in SHIPPED]
+    executed = [r for r in found["evaluations"] if r["device"] == "sim"]
+    passed, skipped = int(lines[1][4]), int(lines[2][4])
+    assert len(executed) == passed + skipped and passed > 10 and "float32-base" in {r["case"] for r in executed}
+    assert found["counts"] == {"PASSED": len(compiled) + passed, "SKIPPED_UNSUPPORTED": skipped}
+    assert found["models"] == []
+
+    suites = ElementTree.parse(junit).getroot()
+    assert sum(int(s.get("tests")) for s in suites) == len(found["evaluations"])
+    assert sum(int(s.get("failures")) for s in suites) == 0
+
+
+def test_run_fails_with_each_case_and_its_reason(cli, wrong_acme, tmp_path):
+    junit = tmp_path / "report.xml"
+    ran = cli("run", FUSION, "--device", "sim", "--junit", junit)
+    assert ran.code == 1
+    assert f"{FUSION}/plain[float32-base]" in ran.out and "INCORRECT_NUMERICAL" in ran.out
+    assert "elements differ" in ran.out and "expected" in ran.out
+    failures = ElementTree.parse(junit).getroot().findall(".//failure")
+    assert failures and all(f.get("type") == "INCORRECT_NUMERICAL" and f.get("message") for f in failures)
+
+
+def test_a_kernel_that_does_not_compile(cli, acme, tmp_path):
+    acme.write({"fusionreg_acme/k.cu.j2": "{{ signature }} {\n  y[0] = nonsense;\n}\n"})
+    ran = cli("run", FUSION, "--device", "sim", "--json")
+    assert ran.code == 1
+    assert {r["status"] for r in ran.json["evaluations"] if r["device"] == "nvrtc"} == {"COMPILE_ERROR"}
+    failed = [r["reason"] for r in ran.json["evaluations"] if r["status"] == "COMPILE_ERROR"]
+    assert len(failed) > 4 and all("k.cu.j2" in reason and "nonsense" in reason for reason in failed), failed
+
+
+def test_a_template_that_does_not_render(cli, acme):
+    acme.write({"fusionreg_acme/k.cu.j2": "{{ signature }} {\n  y[0] = {{ nonsense }};\n}\n"})
+    ran = cli("run", FUSION, "--device", "sim")
+    said = ran.out + ran.err
+    assert ran.code == 1 and "nonsense" in said and "k.cu.j2" in said and "Traceback" not in ran.err
+
+
+def test_without_a_compiler_nothing_counts_as_proven(cli, acme, monkeypatch):
+    """Compiled for four architectures, executed nowhere: that is a failure, with what to install."""
+    monkeypatch.setenv("FUSIONREG_CXX", "/nowhere/g++")
+    ran = cli("run", FUSION, "--device", "sim")
+    assert ran.code == 1 and not ran.out
+    assert "no C++ compiler (/nowhere/g++)" in ran.err and "apt-get install g++" in ran.err
+    monkeypatch.delenv("FUSIONREG_CXX")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    ran = cli("run", FUSION, "--device", "sim")
+    assert ran.code == 1 and "no C++ compiler (g++, clang++, c++)" in ran.err
+
+
+def test_without_headers_nothing_counts_as_proven(cli, acme, monkeypatch):
+    from fusionreg.core import headers
+
+    monkeypatch.setattr(headers, "include_directories", tuple)
+    ran = cli("run", FUSION, "--device", "sim")
+    assert ran.code == 1 and "pip install" in ran.err and "Traceback" not in ran.err
+
+
+def test_a_gpu_that_is_not_there(cli, acme, monkeypatch):
+    from fusionreg.core.conformance import gpu
+    from fusionreg.core.errors import MissingDependencyError
+
+    def none(*args):
+        raise MissingDependencyError("cannot use", "a GPU", "the driver finds none", "a CUDA device")
+
+    monkeypatch.setattr(gpu.GpuExecutor, "__init__", none)
+    ran = cli("run", FUSION, "--device", "cuda")
+    assert ran.code == 1 and "cannot use a GPU" in ran.err and not ran.out
+    assert cli("run", FUSION, "--device", "auto").out.rstrip().endswith("on sim")
+
+
+def test_evidence_needs_a_gpu(cli, acme, tmp_path):
+    for device in ("sim", "auto"):
+        ran = cli("run", FUSION, "--device", device, "--evidence", tmp_path / "e.json")
+        assert ran.code == 2 and "--device cuda" in ran.err and not (tmp_path / "e.json").exists()
+
+
+@pytest.mark.parametrize("kernel", ["plain", "acme.add_relu/plain"])
+def test_one_kernel(cli, acme, kernel):
+    rows = cli("run", "--device", "sim", "--kernel", kernel, "--json").json["evaluations"]
+    assert rows and {r["kernel"] for r in rows} == {"plain"}
+
+
+def test_no_fusion_at_all(cli, monkeypatch):
+    """An empty registry proves nothing, and says so."""
+    monkeypatch.setenv("FUSIONREG_LOAD_PLUGINS", "nobody")
+    ran = cli("run", "--device", "sim")
+    assert ran.code in (2, 5) and ran.err.startswith("error: ")
