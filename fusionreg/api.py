@@ -34,10 +34,14 @@ def load_registry(*, strict: bool = False, device: str = "auto", **options: Any)
 
 
 def fuse(
-    model: Any, *example: Any, registry: Registry | None = None, policy: Policy = "balanced", **options: Any
+    model: Any,
+    *example: Any,
+    registry: Registry | None = None,
+    policy: Policy = "balanced",
+    dynamic_shapes: Any = None,
 ) -> Any:
     """A faster callable of ``model``; see :meth:`Registry.fuse`."""
-    return (registry or load_registry()).fuse(model, *example, policy=policy, **options)
+    return (registry or load_registry()).fuse(model, *example, policy=policy, dynamic_shapes=dynamic_shapes)
 
 
 class Registry(Mapping[str, FusionEntry]):
@@ -112,18 +116,19 @@ class Registry(Mapping[str, FusionEntry]):
             graph, found.matches, cost=cost, policy=policy, accepts=self.runtime.refusal, fusions=self.catalog.fusions
         )
 
-    def fuse(self, model: Any, *example: Any, policy: Policy = "balanced", **options: Any) -> Any:
+    def fuse(self, model: Any, *example: Any, policy: Policy = "balanced", dynamic_shapes: Any = None) -> Any:
         """Match → plan → a runnable.
 
         Args:
             model: a path to ``.onnx`` or ``.pt2``, an ``onnx.ModelProto``, an ``onnx_ir.Model``, a
                 ``torch.export.ExportedProgram``, or a ``torch.nn.Module`` with ``example`` inputs.
             policy: ``off``, ``conservative``, ``balanced`` or ``aggressive``.
+            dynamic_shapes: of a module, which axes of the example inputs may vary, as ``torch.export.export`` takes it.
 
         Returns: for ONNX a :class:`FusedModel` (named inputs; it can be saved); for torch a callable with the signature
         of the original.
         """
-        opened = self._open(model, example, **options)
+        opened = self._open(model, example, dynamic_shapes=dynamic_shapes)
         return opened.wrap(self.build(opened.graph, policy=policy, original=opened.original, saver=opened.saver))
 
     def build(self, graph: Graph, *, policy: Policy = "balanced", **extra: Any) -> FusedModel:

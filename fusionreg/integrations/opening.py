@@ -44,12 +44,13 @@ class Opened:
     saver: Callable[[Any, Any], None] | None = None
 
 
-def open_model(model: Any, example: tuple[Any, ...] = (), *, ops: Vocabulary) -> Opened:
+def open_model(model: Any, example: tuple[Any, ...] = (), *, ops: Vocabulary, dynamic_shapes: Any = None) -> Opened:
     """Reads ``model`` with the frontend of its kind.
 
     Args:
         model: path of an ``.onnx`` or ``.pt2`` file, ``"package.module:callable"``, or an object of ONNX or torch.
         example: example inputs, for a ``torch.nn.Module``.
+        dynamic_shapes: which of their axes may vary, as ``torch.export.export`` takes it.
 
     Raises: :class:`ModelError` for something that no frontend reads, :class:`MissingDependencyError` naming the extra.
     Reading a file executes nothing from it; ``package.module:callable`` runs that callable.
@@ -61,7 +62,7 @@ def open_model(model: Any, example: tuple[Any, ...] = (), *, ops: Vocabulary) ->
         return _onnx().open_object(model, ops=ops)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
-        return _torch().open_object(model, example, ops=ops)
+        return _torch().open_object(model, example, ops=ops, dynamic_shapes=dynamic_shapes)
     raise ModelError(
         "cannot read model",
         type(model).__name__,

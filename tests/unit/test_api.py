@@ -205,6 +205,17 @@ def test_fuse_of_torch_keeps_the_call_and_the_results(registry, tmp_path, form):
         fused((torch.randn(4, 17), torch.randn(8)), **kwargs)
 
 
+def test_a_module_with_axes_that_vary(registry):
+    torch = pytest.importorskip("torch", reason="the extra torch is not installed")
+    module = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU()).eval()
+    fused = registry.fuse(module, torch.randn(8, 64), dynamic_shapes={"input": {0: torch.export.Dim.DYNAMIC}})
+    for batch in (8, 3, 17):
+        x = torch.randn(batch, 64)
+        with torch.no_grad():
+            torch.testing.assert_close(fused(x), module(x), rtol=1e-5, atol=1e-6)
+    assert [(s.kernel, s.status) for s in fused.model.sites] == [("gemm.bias/plain", "fused")]
+
+
 def test_a_module_needs_example_inputs(registry):
     with pytest.raises(ModelError, match="no example inputs"):
         registry.fuse(nn.Linear(2, 2))

@@ -35,8 +35,11 @@ def open_path(path: str | os.PathLike[str], *, ops: Vocabulary) -> Opened:
     return _open(Path(path).stem, imported, None, partial(reference.execute, imported.program), Path(path), ops)
 
 
-def open_object(model: Any, example: Sequence[Any] = (), *, ops: Vocabulary) -> Opened:
-    """An exported program, or a module with example inputs; the reference is the original itself."""
+def open_object(
+    model: Any, example: Sequence[Any] = (), *, ops: Vocabulary, dynamic_shapes: Any = None
+) -> Opened:
+    """An exported program, or a module with example inputs (``dynamic_shapes`` as ``torch.export.export`` takes them);
+    the reference is the original itself."""
     if isinstance(model, torch.export.ExportedProgram):
         imported = import_exported(model, ops=ops)
         sample = model.example_inputs
@@ -51,7 +54,7 @@ def open_object(model: Any, example: Sequence[Any] = (), *, ops: Vocabulary) -> 
             "Pass them behind the module, or export it with torch.export.export",
         )  # fmt: skip
     name = type(model).__name__
-    imported = import_exported(export(model, args, kwargs), name=name, ops=ops)
+    imported = import_exported(export(model, args, kwargs, dynamic_shapes), name=name, ops=ops)
     leaves = pytree.tree_leaves((args, kwargs))
     return _open(name, imported, leaves, partial(_run_module, model, imported), model, ops)
 
