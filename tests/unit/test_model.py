@@ -221,6 +221,10 @@ def test_save_for_stock_onnxruntime(registry, tmp_path):
     proto, path = linear(), tmp_path / "fused.onnx"
     fused = registry.fuse(proto)
     fused.save(path)
+    mine = tmp_path / "mine"
+    mine.touch()
+    assert path.stat().st_mode == mine.stat().st_mode  # others may read it, as any file that one writes
+    assert {p.name for p in tmp_path.iterdir()} == {"fused.onnx", "mine"}
     written = onnx.load(path)
     onnx.checker.check_model(written, full_check=True)
     assert [n.domain for n in written.graph.node] == ["fusionreg"] and len(written.functions) == 1

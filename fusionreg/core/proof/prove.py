@@ -11,7 +11,7 @@ from ..compiler import ObjectCode, compile_all
 from ..conformance import cases as derived
 from ..conformance import executor_for, run
 from ..conformance.runner import Progress
-from ..errors import FusionregError, MissingDependencyError, UnknownNameError
+from ..errors import ArgumentError, FusionregError, MissingDependencyError, UnknownNameError
 from ..targets import SHIPPED
 from . import evidence as proofs
 from .report import Evaluation, Report, Status
@@ -34,14 +34,18 @@ def prove(
 ) -> Report:
     """Compiles every kernel for every shipped architecture it declares, then runs conformance.
 
-    Arguments as in :func:`conformance.run`; ``evidence``: file to write the evidence of a GPU run to.
+    Arguments as in :func:`conformance.run`; ``evidence``: file to write the evidence of a GPU run to. Errors as there,
+    and :class:`ArgumentError` where no kernel is there to be proven.
     """
     cache = Cache()
     entries = [catalog[name] for name in names] if names else list(catalog.fusions.values())
     chosen = [(e, k) for e in entries for k in e.kernels if kernels is None or {k.name, k.key} & set(kernels)]
+    if not chosen and not kernels:
+        whom, found = (", ".join(names), "no kernel") if names else ("", "no plugin has a fusion with a kernel")
+        raise ArgumentError("nothing to prove", whom, found, "at least one kernel", "See `fusionreg plugins`")
     if not chosen:
         known = [name for e in entries for k in e.kernels for name in (k.name, k.key)]
-        raise UnknownNameError.among("kernel", ", ".join(kernels or names), known)
+        raise UnknownNameError.among("kernel", ", ".join(kernels or ()), known)
     executor = executor_for(device, cache)
     proven = run(
         catalog, names, device=device, cases=cases, kernels=kernels, progress=progress, cache=cache, executor=executor

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -186,7 +186,8 @@ def _write(
 
 
 def _temporary(path: Path) -> Any:
-    return tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)
+    """A new file beside ``path``; unlike those of ``tempfile`` with the permissions that any other new file gets."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}").open("xb")
 
 
 def _append(data: Any, array: np.ndarray, kind: str, name: str, location: str) -> onnx.TensorProto:

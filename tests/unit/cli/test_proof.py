@@ -120,4 +120,12 @@ def test_no_fusion_at_all(cli, monkeypatch):
     """An empty registry proves nothing, and says so."""
     monkeypatch.setenv("FUSIONREG_LOAD_PLUGINS", "nobody")
     ran = cli("run", "--device", "sim")
-    assert ran.code in (2, 5) and ran.err.startswith("error: ")
+    assert ran.code == 1 and "nothing to prove: no plugin has a fusion" in ran.err and not ran.out
+
+
+def test_a_fusion_without_a_kernel(cli, acme):
+    path = acme.folder / "fusionreg_acme" / "__init__.py"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if "kernels=" not in line))
+    ran = cli("run", FUSION, "--device", "sim")
+    assert ran.code == 1 and f"nothing to prove {FUSION}: no kernel" in ran.err
