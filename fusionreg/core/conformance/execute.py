@@ -91,7 +91,8 @@ def prepare(
             reason = next((r.reason for r in selection.refused if r.kernel is kernel), "it is not in the registry")
             return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, reason)
         if trial.params:
-            chosen = next((c for c in combinations(kernel, problem) if c.params == trial.params), None)
+            valid = list(combinations(kernel, problem))
+            chosen = next((c for c in valid if c.params == trial.params), None if trial.exactly else valid[0])
             if chosen is None:
                 reason = f"parameters {dict(trial.params)} are not valid here"
                 return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, reason)
@@ -140,10 +141,9 @@ def execute(
             return result(Status.INCORRECT_NUMERICAL, f"a repeated call gives another result: {differs}", worst)
         if stress and not job.problem.empty and (differs := executor.stress(code, job, runs[0])):
             return result(Status.INCORRECT_NUMERICAL, differs, worst)
-    except TimeoutError as e:
-        return result(Status.TIMEOUT, str(e))
     except FusionregError as e:
-        return result(Status.RUNTIME_ERROR, str(e))
+        late = e.facts.get("detector") == "timeout"
+        return result(Status.TIMEOUT if late else Status.RUNTIME_ERROR, str(e))
     return result(Status.PASSED, "", worst)
 
 

@@ -43,6 +43,8 @@ class Trial:
         values: input → generator, ``normal`` where it is not named.
         layouts: input → layout, ``contiguous`` where it is not named.
         params: the kernel's tunable parameters; empty takes those that dispatch would.
+        exactly: whether the kernel runs with ``params`` or not at all; otherwise, where they are not valid on the
+            trial's shapes and layouts, it runs with the first ones that are.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Trial:
     values: FrozenDict[str, str] = EMPTY
     layouts: FrozenDict[str, str] = EMPTY
     params: FrozenDict[str, Any] = EMPTY
+    exactly: bool = False
 
     @property
     def dtype(self) -> str:

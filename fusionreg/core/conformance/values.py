@@ -64,6 +64,11 @@ def integers(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> n
     return rng.integers(-4, 5, shape).astype(np.float64)
 
 
+def seed(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
+    """Whole numbers of all 64 bits, of either sign: seeds and offsets of random number generators."""
+    return rng.integers(-(2**63), 2**63, shape, dtype=np.int64)
+
+
 def offset(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
     """A large mean with a small spread: one-pass variances cancel here."""
     return 1024.0 + rng.standard_normal(shape)
@@ -137,6 +142,7 @@ GENERATORS: Mapping[str, Generator] = FrozenDict(
     zeros=zeros,
     ones=ones,
     integers=integers,
+    seed=seed,
     offset=offset,
     cancel=cancel,
     denormal=denormal,
@@ -160,7 +166,7 @@ def generate(name: str, seed: tuple[int, ...], shape: tuple[int, ...], dtype_nam
     rng = np.random.default_rng(seed)
     if _FILL.match(name):
         values = np.full(shape, float(name))
-    elif kind.kind == "b" or (kind.kind in "iu" and name not in ("zeros", "ones", "integers")):
+    elif kind.kind == "b" or (kind.kind in "iu" and name not in ("zeros", "ones", "integers", "seed")):
         values = rng.integers(0, 2, shape)
     else:
         values = GENERATORS[name](rng, shape, kind)

@@ -153,6 +153,12 @@ def test_empty_output_passes():
     assert compare(a, a, a, rounding="once").passed
 
 
+def test_float64_allows_for_the_reference_itself():
+    exact = np.array([[1.0, 1e-3]])
+    assert judge(exact + 2.0**-50, exact, kind="float64").passed
+    assert not judge(exact + 2.0**-44, exact, kind="float64").passed
+
+
 def test_spec_tolerance_widens_by_ulp():
     assert not judge([1 + 3 * 2.0**-10], [1.0]).passed
     assert judge([1 + 3 * 2.0**-10], [1.0], extra_ulp=2).passed

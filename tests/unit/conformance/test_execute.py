@@ -54,7 +54,10 @@ def test_compile_error(catalog, fake):
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(SimulatorError("race", "in k"), Status.RUNTIME_ERROR), (TimeoutError("too long"), Status.TIMEOUT)],
+    [
+        (SimulatorError("race", "in k", detector="race"), Status.RUNTIME_ERROR),
+        (SimulatorError("too long", "in k", detector="timeout"), Status.TIMEOUT),
+    ],
 )
 def test_errors_of_the_launch(catalog, fake, error, status):
     def fails(outputs, job, poison):
