@@ -12,6 +12,7 @@ import typer.main
 
 from fusionreg.cli import commands  # noqa: F401
 from fusionreg.cli.main import app
+from fusionreg.core.matcher import checks, legality, search
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,6 +49,15 @@ def test_commands_shown_parse(line: str) -> None:
     assert not hasattr(command, "commands"), f"no such command: {line}"
     options = {opt for p in command.params for opt in p.opts}
     assert {w for w in words if w.startswith("--")} <= options, line
+
+
+def test_every_reason_not_to_match_is_explained() -> None:
+    """Each clause that ``match --explain`` may print stands in the page on it."""
+    page = (ROOT / "docs" / "why-did-it-not-match.md").read_text()
+    words = {search.NONE, search.SKIPPED, search.DROPPED}  # of choices and steps, not of reasons
+    texts = {v for m in (checks, legality, search) for k, v in vars(m).items() if k.isupper() and isinstance(v, str)}
+    assert len(texts - words) >= 20
+    assert sorted(c for c in texts - words if c not in page) == []
 
 
 def test_the_readme_keeps_two_commands() -> None:

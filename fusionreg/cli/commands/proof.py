@@ -128,6 +128,11 @@ def _checked_models(
     return Report((), tuple(rows))
 
 
+def _short(reason: str, limit: int = 400) -> str:
+    text = " ".join(reason.split())
+    return text if len(text) <= limit else f"{text[:limit]} …"
+
+
 def show_evaluations(found: Report) -> None:
     """One line per kernel and status, then each failure with its reason."""
     groups: dict[tuple[str, str, str, str], list] = {}
@@ -142,7 +147,7 @@ def show_evaluations(found: Report) -> None:
                 len(group),
                 number(max(e.max_abs for e in group)),
                 number(max(e.max_rel for e in group)),
-                "; ".join(sorted({e.reason for e in group if e.reason}))[:200] if key[3] != "PASSED" else "",
+                _short("; ".join(sorted({e.reason for e in group if e.reason}))) if key[3] != "PASSED" else "",
             )
             for key, group in sorted(groups.items())
         ],

@@ -29,7 +29,7 @@ def binding() -> Any:
         ) from None
     except Exception as e:  # CuPy raises RuntimeError, or one of its own, when libnvrtc does not load
         raise MissingDependencyError(
-            "cannot compile", "CUDA", f"NVRTC does not load ({e})", "NVRTC", _INSTALL
+            "cannot compile", "CUDA", f"NVRTC does not load ({' '.join(str(e).split())})", "NVRTC", _INSTALL
         ) from None
     return nvrtc
 
