@@ -17,6 +17,7 @@ import typer.main
 from fusionreg import hookspecs
 from fusionreg.cli import commands  # noqa: F401  registers the commands
 from fusionreg.cli.main import app
+from fusionreg.core.expressions import FUNCTIONS, PREDICATES
 from fusionreg.core.proof import evidence
 from fusionreg.core.registry.catalog import load
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance, Workload
@@ -62,6 +63,38 @@ def fields() -> str:
     return "\n".join(lines)
 
 
+def expressions() -> str:
+    """Every function of the expression language."""
+    rows = ["| function | meaning |", "| --- | --- |"]
+    rows += [f"| `{name}({', '.join('abc'[:least])}{', …' if most > least else ''})` | {MEANING[name]} |"
+             for name, (_, least, most) in FUNCTIONS.items()]  # fmt: skip
+    rows += [f"| `{name}({', '.join(('tensor', 'n')[:count]) if name != 'has' else 'feature'})` | {MEANING[name]} |"
+             for name, count in PREDICATES.items()]  # fmt: skip
+    return "\n".join([*rows, ""])
+
+
+MEANING = {
+    "ceildiv": "the quotient rounded up",
+    "min": "the least of several",
+    "max": "the largest of several",
+    "align": "the least multiple of `b` that is not below `a`",
+    "log2": "the logarithm; an integer of a power of two",
+    "abs": "the absolute value",
+    "sqrt": "the square root",
+    "next_pow2": "the least power of two that is not below `a`",
+    "gcd": "the greatest common divisor",
+    "bits": "storage width of a dtype",
+    "contiguous": "whether it is row-major without gaps; true of an absent one",
+    "aligned": "whether its address is a multiple of `n` bytes; true of an absent one",
+    "rank": "number of axes; -1 of an absent one",
+    "form": "which of its declared forms it takes, from 0; -1 of an absent one",
+    "present": "whether an optional input is given",
+    "stride": "stride of axis `n` in elements",
+    "shape": "extent of axis `n`",
+    "has": "whether the architecture has a feature, such as `tma` or `wgmma`",
+}
+
+
 def cli() -> str:
     """Every command with its arguments and options."""
     lines = []
@@ -100,7 +133,13 @@ def patterns() -> str:
     return "\n".join(lines)
 
 
-PARTS: dict[str, Callable[[], str]] = {"hooks": hooks, "fields": fields, "cli": cli, "patterns": patterns}
+PARTS: dict[str, Callable[[], str]] = {
+    "hooks": hooks,
+    "fields": fields,
+    "cli": cli,
+    "expressions": expressions,
+    "patterns": patterns,
+}
 
 
 def _line(text: str | None) -> str:
