@@ -56,7 +56,7 @@ def run(
     chosen = _kernels(entries, kernels)
     on = executor or executor_for(device, cache)
     trials = [(e, k, t) for e, k in chosen for t in derived.derive(e, k, on.target, cases)]
-    report = Report(environment=Report().environment | on_facts(on))
+    report = Report(environment=Report().environment | on_facts(on) | {"cases": cases})
     evaluations: list[Evaluation] = []
     for made in _evaluations(trials, on, catalog, mutate, stress=True):
         evaluations.append(made)

@@ -93,10 +93,15 @@ def stripped(text: str) -> str:
 
 
 def collect(report: Report, entries: Iterable[FusionEntry]) -> list[Evidence]:
-    """Evidence from a conformance report of a GPU: for every kernel with a passed case and no failed one."""
+    """Evidence from a report of all cases on a GPU: for every kernel with a passed case and no failed one.
+
+    :class:`FusionregError` for a report of the simulator, or of the quick cases alone.
+    """
     facts = report.environment
     if facts.get("device", "sim") == "sim":
         raise FusionregError("no evidence", "from this report", "it ran in the simulator", "a run on a GPU")
+    if facts.get("cases") != "all":
+        raise FusionregError("no evidence", "from this report", f"it ran the {facts.get('cases')} cases", "all cases")
     found = []
     for entry in entries:
         for kernel in entry.kernels:

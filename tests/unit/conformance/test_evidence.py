@@ -62,7 +62,7 @@ def test_stripped_keeps_strings():
     assert evidence.stripped(text) == 'a b c "no // comment" d'
 
 
-def report(*statuses: Status, device="NVIDIA H200") -> Report:
+def report(*statuses: Status, device="NVIDIA H200", cases="all") -> Report:
     rows = [
         Evaluation("gemm.activation", kernel, f"c{i}", "float16", s, max_abs=i, device=device)
         for kernel in ("plain", "tensor_core")
@@ -70,7 +70,14 @@ def report(*statuses: Status, device="NVIDIA H200") -> Report:
     ]
     return Report(
         tuple(rows),
-        environment={"device": device, "target": "sm_90a", "gpu": device, "driver": "13.0", "nvrtc": "13.0"},
+        environment={
+            "device": device,
+            "target": "sm_90a",
+            "gpu": device,
+            "driver": "13.0",
+            "nvrtc": "13.0",
+            "cases": cases,
+        },
     )
 
 
@@ -84,6 +91,8 @@ def test_collect_needs_a_gpu_a_pass_and_no_failure(entry):
     assert evidence.collect(report(Status.SKIPPED_UNSUPPORTED), [entry]) == []
     with pytest.raises(FusionregError, match="simulator"):
         evidence.collect(report(Status.PASSED, device="sim"), [entry])
+    with pytest.raises(FusionregError, match="all cases"):
+        evidence.collect(report(Status.PASSED, cases="quick"), [entry])
 
 
 def test_write_keeps_rows_of_other_kernels(entry, tmp_path):
