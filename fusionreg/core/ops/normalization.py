@@ -28,7 +28,8 @@ def scale_to_unit(xp: Any, d: Any, axes: tuple[int, ...], epsilon: float) -> tup
         inverse = 1.0 / xp.ns.sqrt(mean_of(xp, d * d, axes) + epsilon)
         return d * inverse, inverse
     top = xp.ns.max(xp.ns.abs(d), axis=axes, keepdims=True)
-    scale = xp.ns.where(top > _LARGE, top, xp.ns.ones_like(top))
+    huge = (top > _LARGE) & (top < float("inf"))  # an infinity spoils what its own formula spoils, and no more
+    scale = xp.ns.where(huge, top, xp.ns.ones_like(top))
     d = d / scale
     inverse = 1.0 / xp.ns.sqrt(mean_of(xp, d * d, axes) + epsilon / scale / scale)
     return d * inverse, inverse / scale

@@ -1,0 +1,182 @@
+"""Fusions that normalise rows: LayerNorm and RMSNorm, what stands before them, and their gradients.
+
+Everything about a row is computed from its inputs again in the backward pass: that costs no bytes, while saved
+statistics cost 8 a row and a saved mask one bit an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec
+
+ROW = "T[... M N]"
+AXES = {"M": "rows, leading axes folded in", "N": "elements of a row, normalised together"}
+EPSILON = {"epsilon": AttributeSpec(type="float", default=1e-5, summary="added to the variance")}
+DROPOUT = {
+    "p": AttributeSpec(
+        type="float", default=0.5, summary="probability of dropping an element; rounded to a multiple of 1/65536"
+    )
+}
+GELU = {
+    "approximate": AttributeSpec(
+        type="str", default="none", choices=("none", "tanh"), static=True, summary="which GELU: erf or tanh"
+    )
+}
+
+PENDING = "no GPU has run it yet"
+
+#: Longest row that a block keeps in registers.
+LONGEST = 32768
+
+#: What a fusion does before it normalises; templates read all of these.
+_PARTS = ("MEAN", "GELU", "TANH", "DROPOUT", "RESIDUAL", "H_OUT")
+
+
+def _constants(parts: Mapping[str, str]) -> dict[str, str]:
+    return {name: parts.get(name, "0") for name in _PARTS}
+
+
+def _whole(tensors: tuple[str, ...]) -> str:
+    """Whether 16-byte accesses reach every row of every tensor."""
+    return f"VEC == 1 or VEC * bits(T) == 128 and N % VEC == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}"
+
+
+def _forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tuple[KernelSpec, ...]:
+    """``rows``: tensors of the row's size that move."""
+    seconds = f"{rows} * M * N * bits(T) / 8"
+    return (
+        KernelSpec(
+            name="rows",
+            pending=PENDING,
+            template="row_forward.cu.j2",
+            summary="the row in registers, read once; a warp or a block to a row",
+            requires=(f"N <= {LONGEST}",),
+            params={"VEC": (8, 4, 1), "LANES": (32, 128, 256, 512, 1024), "VALUES": (8, 16, 24, 32)},
+            valid=(_whole(tensors), "N <= LANES * VALUES"),
+            constants={**_constants(parts), "THREADS": "max(LANES, 128)"},
+            grid="ceildiv(M * LANES, THREADS)",
+            block="THREADS",
+            estimate=f"3e-6 + {seconds} / (4e12 if VEC > 1 else 1.5e12)",
+        ),
+        KernelSpec(
+            name="long",
+            pending=PENDING,
+            template="row_long.cu.j2",
+            summary="a row of any length to a block, read three times",
+            params={"VEC": (8, 4, 1), "THREADS": (512,)},
+            valid=(_whole(tensors),),
+            constants=_constants(parts),
+            grid="M",
+            block="THREADS",
+            estimate=f"4e-6 + 2 * {seconds} / (4e12 if VEC > 1 else 1e12)",
+        ),
+    )
+
+
+def _fusion(
+    words: str,
+    summary: str,
+    pattern: str,
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    attributes: Mapping[str, AttributeSpec],
+    kernels: tuple[KernelSpec, ...],
+    cases: tuple[Case, ...] = (),
+    tags: tuple[str, ...] = (),
+) -> FusionSpec:
+    return FusionSpec(
+        api=1,
+        name=f"norm.{words}",
+        summary=summary,
+        pattern=pattern,
+        inputs=inputs,
+        outputs=outputs,
+        dtypes={"T": ("float16", "bfloat16", "float32")},
+        axes=AXES,
+        attributes=attributes,
+        constraints=("0 <= p and p <= 1",) if "p" in attributes else (),
+        cases=cases,
+        kernels=kernels,
+        tags=("norm", *tags),
+    )
+
+
+_OFFSET = Case(
+    name="far_from_zero",
+    axes={"M": 5, "N": 64},
+    values={"x": "offset", "scale": "ones", "bias": "zeros"},
+    summary="E[x^2] - E[x]^2 cancels to nothing here",
+)
+_RMS_OFFSET = _OFFSET.model_copy(update={"values": {"x": "offset", "scale": "ones"}})
+
+GELU_STEP = "g = Gelu(x, approximate=approximate)\nv = fusionreg.Dropout(g, rng, p=p)\n"
+ADD_STEP = "d = fusionreg.Dropout(x, rng, p=p)\nv = Add(d, residual)\n"
+RNG = {"rng": "int64[2]"}
+TANH = "1 if approximate == 'tanh' else 0"
+
+#: Whole words of seed and offset; every generator that is meant for floats gives small numbers.
+_SEEDED = Case(name="seeded", axes={"M": 6, "N": 72}, attributes={"p": 0.4}, values={"rng": "seed"})
+_UNALIGNED = Case(name="seeded_odd", axes={"M": 6, "N": 37}, attributes={"p": 0.4}, values={"rng": "seed"},
+                  summary="a block of eight elements spans rows")  # fmt: skip
+_KEPT = Case(name="all_kept", attributes={"p": 0.0}, values={"x": "special"}, summary="p = 0 leaves x as it is")
+_DROPPED = Case(name="all_dropped", attributes={"p": 1.0}, values={"x": "special"}, summary="p = 1 drops NaN as well")
+_DROPOUT_CASES = (_SEEDED, _UNALIGNED, _KEPT, _DROPPED)
+
+LAYERNORM = _fusion(
+    "layernorm",
+    "(x - mean) / sqrt(var + epsilon) * scale + bias over the last axis",
+    "y = LayerNormalization(x, scale, bias, epsilon=epsilon)",
+    {"x": ROW, "scale": "T[N]", "bias": "T[N]"},
+    {"y": ROW},
+    EPSILON,
+    _forward({"MEAN": "1"}, ("x", "scale", "bias", "y"), 2),
+    (_OFFSET,),
+)
+
+RMSNORM = _fusion(
+    "rmsnorm",
+    "x / sqrt(mean(x^2) + epsilon) * scale over the last axis",
+    "y = RMSNormalization(x, scale, epsilon=epsilon)",
+    {"x": ROW, "scale": "T[N]"},
+    {"y": ROW},
+    EPSILON,
+    _forward({}, ("x", "scale", "y"), 2),
+    (_RMS_OFFSET,),
+)
+
+RESIDUAL_RMSNORM = _fusion(
+    "residual_rmsnorm",
+    "RMSNorm of x + residual; also gives the sum",
+    "h = Add(x, residual)\ny = RMSNormalization(h, scale, epsilon=epsilon)",
+    {"x": ROW, "residual": ROW, "scale": "T[N]"},
+    {"y": ROW, "h": ROW},
+    EPSILON,
+    _forward({"RESIDUAL": "1", "H_OUT": "1"}, ("x", "residual", "scale", "y", "h"), 4),
+)
+
+GELU_DROPOUT_LAYERNORM = _fusion(
+    "gelu_dropout_layernorm",
+    "LayerNorm of dropout(gelu(x)); the mask is a function of rng and stored nowhere",
+    f"{GELU_STEP}y = LayerNormalization(v, scale, bias, epsilon=epsilon)",
+    {"x": ROW, **RNG, "scale": "T[N]", "bias": "T[N]"},
+    {"y": ROW},
+    {**DROPOUT, **GELU, **EPSILON},
+    _forward({"MEAN": "1", "GELU": "1", "TANH": TANH, "DROPOUT": "1"}, ("x", "scale", "bias", "y"), 2),
+    _DROPOUT_CASES,
+    ("S6", "training"),
+)
+
+DROPOUT_RESIDUAL_LAYERNORM = _fusion(
+    "dropout_residual_layernorm",
+    "LayerNorm of dropout(x) + residual; the mask is a function of rng and stored nowhere",
+    f"{ADD_STEP}y = LayerNormalization(v, scale, bias, epsilon=epsilon)",
+    {"x": ROW, **RNG, "residual": ROW, "scale": "T[N]", "bias": "T[N]"},
+    {"y": ROW},
+    {**DROPOUT, **EPSILON},
+    _forward({"MEAN": "1", "DROPOUT": "1", "RESIDUAL": "1"}, ("x", "residual", "scale", "bias", "y"), 3),
+    _DROPOUT_CASES,
+    ("training",),
+)
+
+FUSIONS = (LAYERNORM, RMSNORM, RESIDUAL_RMSNORM, GELU_DROPOUT_LAYERNORM, DROPOUT_RESIDUAL_LAYERNORM)
