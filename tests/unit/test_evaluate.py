@@ -193,6 +193,7 @@ def test_dead_values_are_freed() -> None:
 
 def test_errors_name_operator_node_and_source() -> None:
     graph = chain("Add", "Relu")
+    graph = graph.with_(values=graph.values | {"y": Value("y", "float32", ("M",))})
     unknown = graph.with_(nodes=(graph.nodes[0], Node("odd", "Zork", ("t0",), ("t1",), source="model.py:2")))
     feed = {"x": np.ones(2, np.float32), "y": np.ones(2, np.float32)}
     with pytest.raises(GraphError, match=r"node 'odd' \(Zork\) at model.py:2") as caught:

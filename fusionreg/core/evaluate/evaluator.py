@@ -83,6 +83,7 @@ class Evaluator:
         run = Run(self, backend, trace)
         with backend.quiet():
             given = {name: run.enter(self.graph.values[name], x) for name, x in self._checked(inputs).items()}
+            self._check_axes(given)
             results = run.graph(self.graph, given, {})
             return {name: run.to_device(x) for name, x in zip(self.graph.outputs, results, strict=True)}
 
@@ -95,6 +96,19 @@ class Evaluator:
             found = f"no array for {missing}" if missing else f"arrays for unknown inputs {unknown}"
             raise ArgumentError("wrong inputs", graph.name, found, f"inputs {list(graph.inputs)}")
         return dict(inputs)
+
+    def _check_axes(self, given: Mapping[str, Any]) -> None:
+        """:class:`ArgumentError` where a symbolic axis has one extent in one input and another in a second."""
+        bound: dict[str, tuple[str, int]] = {}
+        for name, x in given.items():
+            for axis, extent in zip(self.graph.values[name].shape or (), x.shape, strict=False):
+                if isinstance(axis, str):
+                    first, expected = bound.setdefault(axis, (name, int(extent)))
+                    if expected != extent:
+                        found, wanted = f"{extent} in {name!r}", f"{expected}, as in {first!r}"
+                        raise ArgumentError(
+                            "inputs disagree", f"on axis {axis!r}", found, wanted, axis=axis, inputs=(first, name)
+                        )
 
     def dead_after(self, graph: Graph) -> tuple[tuple[str, ...], ...]:
         """Per node, the values of this graph that nobody reads after it."""

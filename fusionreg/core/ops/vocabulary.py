@@ -32,6 +32,7 @@ MODULES = (
     "losses",
     "attention",
     "gradients",
+    "recurrent",
     "random",
 )
 
