@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 
 from ..errors import SimulatorError
 from . import abi
@@ -54,9 +55,17 @@ def load(data: bytes, name: str, folder: Path | None = None) -> ctypes.CDLL:
             ) from first  # fmt: skip
 
 
-@lru_cache(maxsize=8)
+_ONE_RUNTIME = Lock()
+
+
 def runtime(built: Built) -> ctypes.CDLL:
-    """The runtime library, once per digest; units loaded later find it by its soname."""
+    """The runtime library, once per digest whatever the threads; units loaded later find it by its soname."""
+    with _ONE_RUNTIME:
+        return _runtime(built)
+
+
+@lru_cache(maxsize=8)
+def _runtime(built: Built) -> ctypes.CDLL:
     return abi.declare(load(built.data, "fusionreg-simulator.so"))
 
 
