@@ -34,6 +34,7 @@ FLOORS |= {
     "fusionreg.integrations": 9,
     "fusionreg.api": 10,
     "fusionreg.checking": 10,
+    "fusionreg.benching": 10,
     "fusionreg.testing": 11,
     "fusionreg.cli": 11,
     "fusionreg.__main__": 12,

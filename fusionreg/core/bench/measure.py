@@ -54,6 +54,7 @@ class Entrant:
         name: kernel name, or the peer's.
         ours: whether it is a kernel of the registry.
         computes: what it computes where that is not the workload itself.
+        note: what else to know about its figures.
         reason: why it cannot run; then it is neither checked nor timed.
         check: runs it once and compares.
         sample: milliseconds of single launches, one round of them.
@@ -62,6 +63,7 @@ class Entrant:
     name: str
     ours: bool = False
     computes: str = ""
+    note: str = ""
     reason: str = ""
     check: Callable[[], Check] = field(default=lambda: Check(0.0, 0.0, "it was never run"), repr=False)
     sample: Callable[[], Sequence[float]] = field(default=tuple, repr=False)
@@ -239,7 +241,7 @@ def _column(
     if error is not None and not error < float("inf"):
         error = None  # JSON has no infinity; the reason says it
     reason = wrong.get(e.name, "the comparison was refused" if refused else "")
-    return Column(name=e.name, ours=e.ours, computes=e.computes, time=time, error=error, reason=reason)
+    return Column(name=e.name, ours=e.ours, computes=e.computes, note=e.note, time=time, error=error, reason=reason)
 
 
 def goal_of(row: Result) -> float | None:

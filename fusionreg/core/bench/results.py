@@ -37,6 +37,8 @@ class Column(Record):
     """Whether it is a kernel of the registry."""
     computes: str = ""
     """What it computes where that is not the workload itself."""
+    note: str = ""
+    """What else its figures need: a mask of its own, for one."""
     time: Spread | None = None
     """None where it was not timed."""
     error: float | None = None

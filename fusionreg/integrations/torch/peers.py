@@ -7,7 +7,7 @@ The graph becomes a ``torch.fx`` module of ordinary torch calls, one per operato
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -68,6 +68,8 @@ class Site:
 
 Writer = Callable[[Site], Any]
 
+DROPOUT = "fusionreg::Dropout"
+
 
 def unwritten(node: Node, why: str) -> MisfitError:
     """The error for an operator that has no plain torch form here."""
@@ -96,6 +98,15 @@ def torch_module(graph: Graph, ops: Vocabulary, device: torch.device | str = "cp
     code.output(tuple(_fx(x) for x in wanted) if len(wanted) > 1 else _fx(wanted[0]))
     code.eliminate_dead_code()
     return fx.GraphModule(root, code)
+
+
+def undropped(graph: Graph) -> Graph | None:
+    """The graph with nothing dropped, where it drops anything: torch draws another random stream, so a peer's numbers
+    can be compared only without. None for a graph that draws no random numbers."""
+    if all(node.op != DROPOUT for node in graph.nodes):
+        return None
+    nodes = (replace(n, attrs=n.attrs | {"p": 0.0}) if n.op == DROPOUT else n for n in graph.nodes)
+    return graph.with_(nodes=tuple(nodes))
 
 
 def _fx(x: Any) -> Any:
@@ -182,6 +193,11 @@ def _dropout(s: Site) -> Any:
     if s.given(2) and s.args[2] is not False:
         raise unwritten(s.node, "training mode: torch draws another random stream, so outputs cannot agree")
     return s.args[0]
+
+
+def _seeded_dropout(s: Site) -> Any:
+    """torch's own dropout: the same work on another random stream; see :func:`undropped`."""
+    return F.dropout(s.args[0], s.attributes["p"], True)
 
 
 def _reduce(function: Callable[..., Any], *, of: Callable[[Any], Any] = lambda x: x) -> Writer:
@@ -339,7 +355,8 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         "LayerNormalization": _layer_norm, "RMSNormalization": _rms_norm, "GroupNormalization": _group_norm,
         "InstanceNormalization": lambda s: F.instance_norm(
             s.args[0], weight=s.args[1], bias=s.args[2], eps=s.attributes["epsilon"]),
-        "BatchNormalization": _batch_norm, "Dropout": _dropout, "Softmax": _plain(torch.softmax, dim="axis"),
+        "BatchNormalization": _batch_norm, "Dropout": _dropout, "fusionreg::Dropout": _seeded_dropout,
+        "Softmax": _plain(torch.softmax, dim="axis"),
         "LogSoftmax": _plain(torch.log_softmax, dim="axis"), "fusionreg::SoftmaxGrad": _softmax_grad,
         "ReduceSum": _reduce(torch.sum), "ReduceMean": _reduce(torch.mean), "ReduceMax": _reduce(torch.amax),
         "ReduceMin": _reduce(torch.amin), "ReduceSumSquare": _reduce(torch.sum, of=torch.square),

@@ -1,0 +1,79 @@
+"""Results as rows of text: what the command line and the documentation print. Floor 7."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .results import Result, Run
+
+#: Columns that peers have, in this order.
+PEERS = ("eager", "compile", "product", "epilogue", "liger", "quack")
+
+
+def header(rows: Iterable[Result]) -> tuple[str, ...]:
+    """Titles for :func:`line`, with a column for every peer that any row has."""
+    return (
+        "fusion", "workload", "mode", "kernel", "ours ms", "p20–p80", *peers_in(rows), "floor", "of floor", "÷ best",
+        "goal", "÷ goal",
+    )  # fmt: skip
+
+
+def peers_in(rows: Iterable[Result]) -> tuple[str, ...]:
+    """Peers that some row was timed against."""
+    timed = {c.name for r in rows for c in r.columns if c.time and not c.ours}
+    return tuple(p for p in PEERS if p in timed)
+
+
+def line(row: Result, peers: Iterable[str]) -> tuple[str, ...]:
+    """One row: milliseconds, the floor and ratios; a refused row says why in place of the kernel's time."""
+    ours = next((c for c in row.columns if c.ours and c.name == row.chosen), None)
+    time = ours.time if ours else None
+    said = number(row.ours_ms) if row.ours_ms else row.status if row.status != "measured" else "–"
+    share = f"{row.of_floor:.0%}" if row.of_floor else "–"
+    within = f"{number(time.p20)}–{number(time.p80)}" if time else "–"
+    return (
+        row.fusion, row.workload, row.mode, row.chosen or "unfused", said, within,
+        *(number(row.ms(p)) for p in peers), number(row.floor_ms), share, number(row.to_best), number(row.goal_ms),
+        number(row.to_goal),
+    )  # fmt: skip
+
+
+def remarks(rows: Iterable[Result]) -> list[str]:
+    """Why rows were refused and competitors not timed, one line each."""
+    found = []
+    for row in rows:
+        where = f"{row.fusion} {row.workload}"
+        if row.reason:
+            found.append(f"{where}: {row.reason}")
+        for c in row.columns:
+            if c.reason and row.status == "measured":
+                found.append(f"{where}, {c.name}: {c.reason}")
+    return found
+
+
+def number(value: float | None) -> str:
+    """Three significant digits."""
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def markdown(rows: Iterable[Result]) -> str:
+    """A table for a page of documentation: one line per workload that was measured."""
+    kept = [r for r in rows if r.status == "measured"]
+    titles = header(kept)
+    peers = peers_in(kept)
+    lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
+    for row in kept:
+        fusion, workload, *rest = line(row, peers)
+        lines.append(f"| {' | '.join([f'`{fusion}`', workload, *rest])} |")
+    return "\n".join(lines) + "\n"
+
+
+def ceilings(run: Run) -> str:
+    """The ceilings of a run in one line."""
+    c = run.ceilings
+    rates = (("copy", c.copy_rate), ("read", c.read_rate), ("write", c.write_rate))
+    memory = ", ".join(f"{name} {rate / 1e12:.2f} TB/s" for name, rate in rates)
+    products = ", ".join(f"{name} matmul {rate / 1e12:.0f} TFLOP/s" for name, rate in c.matmul.items())
+    return f"ceilings {run.date}: {memory}, {products}".rstrip(", ")

@@ -1,0 +1,182 @@
+"""Results as one static page: ceilings, a roofline, and bars for every workload. Floor 7.
+
+The roofline is drawn by matplotlib (extra ``bench``) and stands in the page as SVG; bars and tables are plain HTML. The
+page loads nothing and runs nothing.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..errors import MissingDependencyError
+from .listing import ceilings, number
+from .results import Column, Result, Results
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #5d6772; --page: #fff; --line: #d9dee3; --ours: #1a7f4b;
+  --peer: #7d8ea1; --anchor: #c2ccd6; --floor: #c2410c; --goal: #7c3aed; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa5b1; --page: #14181d; --line: #2c343d;
+  --ours: #3fb977; --peer: #6b7c8f; --anchor: #45525f; --floor: #fb923c; --goal: #a78bfa; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem auto;
+  max-width: 62rem; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.2rem; margin-top: 2.5rem }
+p, li, figcaption { color: var(--soft) } figure { margin: 1rem 0; background: #fff; border-radius: 6px; padding: .5rem }
+figcaption { color: #5d6772; font-size: .85rem } svg { width: 100%; height: auto }
+section.workload { border-top: 1px solid var(--line); padding: .8rem 0 }
+section.workload h3 { font-size: 1rem; margin: 0; display: flex; gap: 1rem; flex-wrap: wrap; align-items: baseline }
+section.workload h3 small { font-weight: 400; color: var(--soft) }
+.bars { display: grid; grid-template-columns: 11rem 1fr 6rem; gap: .25rem .7rem; margin: .5rem 0; font-size: .88rem;
+  position: relative }
+.bars .name { text-align: right; overflow-wrap: anywhere } .bars .ms { font-variant-numeric: tabular-nums }
+.track { position: relative; height: 1.15rem } .bar { height: 100%; border-radius: 2px; background: var(--peer) }
+.ours .bar, .bar.ours { background: var(--ours) } .bar.anchor { background: var(--anchor) }
+.mark { position: absolute; top: -2px; bottom: -2px; width: 2px } .mark.floor { background: var(--floor) }
+.mark.goal { background: var(--goal) }
+.key span { margin-right: 1.2rem; white-space: nowrap } .key i { display: inline-block; width: .8rem; height: .8rem;
+  margin-right: .35rem; vertical-align: -1px; border-radius: 2px }
+pre { background: color-mix(in srgb, var(--line) 40%, transparent); padding: .6rem; overflow-x: auto; font-size: .8rem }
+details summary { cursor: pointer; color: var(--soft); font-size: .85rem } .why { color: var(--floor) }
+"""
+
+
+def require() -> None:
+    """:class:`MissingDependencyError` where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as e:
+        raise MissingDependencyError(
+            "cannot write", "a page of results", str(e), "matplotlib", "Install it with: pip install 'fusionreg[bench]'"
+        ) from None
+
+
+def write(results: Results, path: Path) -> None:
+    """Writes the page."""
+    text = page(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def page(results: Results) -> str:
+    """The page as text; :class:`MissingDependencyError` without matplotlib."""
+    require()
+    groups: dict[str, list[Result]] = {}
+    for row in results.rows:
+        groups.setdefault(row.fusion, []).append(row)
+    body = [
+        f"<h1>fusionreg on {escape(results.gpu)}</h1>",
+        f"<p>{len(results.rows)} workloads. Medians of single launches with a flushed L2, or of CUDA-graph replays"
+        " where a row says so. Every output was compared with float64 before it was timed.</p>",
+        "<ul>" + "".join(f"<li>{escape(ceilings(run))}</li>" for run in results.runs) + "</ul>",
+        f"<figure>{roofline(results)}<figcaption>Operations per second over operations per byte. Lines are ceilings"
+        " measured in the same run; hollow marks are the best competitor.</figcaption></figure>",
+        _key(),
+    ]
+    for fusion, rows in groups.items():
+        body.append(f"<h2>{escape(fusion)}</h2>")
+        body += [_workload(row) for row in rows]
+    body += ["<h2>Environment</h2>", *(_environment(r.environment) for r in results.runs)]
+    title = f"fusionreg on {escape(results.gpu)}"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
+    )
+
+
+def _key() -> str:
+    marks = (
+        ("ours", "our kernel that dispatch picks"), ("peer", "competitor, or another kernel of ours"),
+        ("anchor", "library kernel for part of the work"), ("floor", "floor"), ("goal", "goal"),
+    )  # fmt: skip
+    spans = "".join(f'<span><i style="background: var(--{name})"></i>{text}</span>' for name, text in marks)
+    return f'<p class="key">{spans}</p>'
+
+
+def _workload(row: Result) -> str:
+    timed = [c for c in row.columns if c.time]
+    longest = max([c.time.median for c in timed if c.time] + [row.floor_ms, row.goal_ms or 0.0]) or 1.0
+    facts = [row.row, "CUDA graph" if row.mode == "g" else "", f"floor {number(row.floor_ms)} ms ({row.bound})"]
+    facts += [f"{row.of_floor:.0%} of the floor's rate" if row.of_floor else ""]
+    facts += [f"{number(row.to_best)} × the best competitor" if row.to_best else ""]
+    facts += [f"{number(row.to_goal)} × the goal" if row.to_goal else ""]
+    small = " · ".join(escape(f) for f in facts if f)
+    parts = [f'<section class="workload"><h3>{escape(row.workload)} <small>{small}</small></h3>']
+    if row.reason:
+        parts.append(f'<p class="why">{escape(row.status)}: {escape(row.reason)}</p>')
+    if timed:
+        marks = _mark("floor", row.floor_ms, longest) + _mark("goal", row.goal_ms, longest)
+        parts.append(f'<div class="bars">{"".join(_bar(c, row, longest, marks) for c in timed)}</div>')
+    missing = [c for c in row.columns if c.reason and not row.reason]
+    if missing:
+        items = "".join(f"<li>{escape(c.name)}: {escape(c.reason)}</li>" for c in missing)
+        parts.append(f"<ul>{items}</ul>")
+    peer = f"<pre>{escape(row.peer)}</pre>" if row.peer else ""
+    parts.append(f"<details><summary>problem</summary><p>{escape(row.problem)}</p>{peer}</details></section>")
+    return "".join(parts)
+
+
+def _bar(c: Column, row: Result, longest: float, marks: str) -> str:
+    assert c.time is not None
+    kind = "ours" if c.ours and c.name == row.chosen else "anchor" if c.computes else "peer"
+    share = 100 * c.time.median / longest
+    what = f"{c.computes or 'the whole workload'}{f' ({c.note})' if c.note else ''}"
+    title = f"{what}; p20 {number(c.time.p20)}, p80 {number(c.time.p80)}, n {c.time.n}"
+    return (
+        f'<div class="name">{escape(c.name)}</div><div class="track" title="{escape(title)}">'
+        f'<div class="bar {kind}" style="width: {share:.2f}%"></div>{marks}</div>'
+        f'<div class="ms">{number(c.time.median)} ms</div>'
+    )
+
+
+def _mark(kind: str, value: float | None, longest: float) -> str:
+    return "" if value is None else f'<div class="mark {kind}" style="left: {100 * value / longest:.2f}%"></div>'
+
+
+def _environment(facts: Mapping[str, str]) -> str:
+    rows = "".join(f"<li>{escape(k)}: {escape(v)}</li>" for k, v in facts.items())
+    return f"<details><summary>versions and settings</summary><ul>{rows}</ul></details>"
+
+
+def roofline(results: Results) -> str:
+    """The roofline of all measured rows as an SVG element."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fusionreg", "font.size": 9}):
+        figure = Figure(figsize=(9, 4.6), layout="constrained")
+        _draw(figure.subplots(), results)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def _draw(a: Any, results: Results) -> None:
+    """Ceilings and one pair of marks a row, on matplotlib axes."""
+    rows = [r for r in results.rows if r.ours_ms and r.flops]
+    intensities = [r.flops / (r.read + r.written) for r in rows] or [1.0]
+    low, high = min(0.1, *intensities) / 2, max(1e3, *intensities) * 2
+    for i, run in enumerate(results.runs):
+        c, faint = run.ceilings, 1.0 if i == len(results.runs) - 1 else 0.3
+        for name, rate in c.matmul.items():
+            start = rate / c.copy_rate
+            a.plot([start, high], [rate / 1e12] * 2, color="#5d6772", lw=1, alpha=faint)
+            if faint == 1.0:
+                at = (high, rate / 1e12)
+                a.annotate(f"{name} {rate / 1e12:.0f} TFLOP/s", at, ha="right", va="bottom", color="#5d6772")
+        top = max([*c.matmul.values(), c.copy_rate * 10])
+        a.plot([low, top / c.copy_rate], [low * c.copy_rate / 1e12, top / 1e12], color="#5d6772", lw=1, alpha=faint)
+        if faint == 1.0:
+            at = (low * 1.3, low * 1.7 * c.copy_rate / 1e12)
+            a.annotate(f"copy {c.copy_rate / 1e12:.2f} TB/s", at, color="#5d6772")
+    for row, x in zip(rows, intensities, strict=True):
+        best = row.best
+        if best and best.time:
+            a.plot([x], [row.flops / best.time.median / 1e9], "o", mfc="none", mec="#7d8ea1", ms=6)
+        a.plot([x], [row.flops / (row.ours_ms or 1.0) / 1e9], "o", color="#1a7f4b", ms=6)
+    a.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="TFLOP/s")
+    a.grid(True, which="major", color="#e5e9ed", lw=0.6)

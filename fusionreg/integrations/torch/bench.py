@@ -1,0 +1,255 @@
+"""A GPU as a place to measure: kernels, their torch peers and the ceilings, on torch's arrays and stream."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusionreg.core.bench import Ceilings, Check, Entrant, Subject
+from fusionreg.core.bench.measure import Prepared
+from fusionreg.core.compiler.nvrtc import version as nvrtc_version
+from fusionreg.core.errors import FusionregError, LaunchError, MissingDependencyError
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.runtime import Runtime
+from fusionreg.core.runtime.driver import driver
+from fusionreg.core.runtime.kernels import device_target
+
+from .bench_arrays import Verifier, arrays_of
+from .library_peers import LibraryPeer, library_peers
+from .peers import torch_module, undropped
+from .schemas import torch_dtype
+from .timing import Timer, fastest
+
+if TYPE_CHECKING:
+    from fusionreg.core.cache import Cache
+    from fusionreg.core.registry.catalog import Catalog
+    from fusionreg.core.registry.entries import KernelEntry
+
+#: Input sets that cold launches rotate among, at most; and the memory they may take.
+SETS, SETS_BYTES = 4, 8 << 30
+COMPILE_MODE = "max-autotune-no-cudagraphs"
+_MATMULS = {"bfloat16": 8192, "float16": 8192, "float32": 4096}
+_PACKAGES = ("torch", "triton", "cupy-cuda13x", "liger-kernel", "quack-kernels")
+
+
+class TorchBench:
+    """The current CUDA device; see ``core.bench.Bench``.
+
+    Raises: :class:`MissingDependencyError` where there is none: nothing else is a source of timings.
+    """
+
+    def __init__(self, catalog: Catalog, cache: Cache | None = None) -> None:
+        if not torch.cuda.is_available():
+            raise MissingDependencyError(
+                "cannot measure", "speed", f"torch {torch.__version__} finds no CUDA device", "a GPU",
+                "Run it where there is one: the simulator is never a source of timings",
+            )  # fmt: skip
+        self.catalog, self._cache = catalog, cache
+        index = torch.cuda.current_device()
+        self.gpu, self.target = torch.cuda.get_device_name(index), device_target(index)
+        facts = torch.cuda.get_device_properties(index)
+        self.environment: Mapping[str, str] = FrozenDict(
+            {
+                "gpu": self.gpu,
+                "target": self.target,
+                "multiprocessors": str(facts.multi_processor_count),
+                "l2": str(facts.L2_cache_size),
+                "driver": driver().version(),
+                "cuda": str(torch.version.cuda),
+                "nvrtc": nvrtc_version(),
+                "python": platform.python_version(),
+                "tf32": "off",
+                "compile": COMPILE_MODE,
+                **{name: v for name in _PACKAGES if (v := _version(name))},
+            }
+        )
+        self._timer: Timer | None = None
+
+    def ceilings(self) -> Ceilings:
+        """Best of ten of each, on buffers of 2 GiB (less on a small device)."""
+        with _settings():
+            free, _ = torch.cuda.mem_get_info()
+            size = min(1 << 31, free // 4) // 4
+            a = torch.randn(size, device="cuda")
+            b = torch.empty_like(a)
+            moved = 4 * size
+            found = {
+                "copy_rate": 2 * moved / fastest(partial(b.copy_, a)),
+                "read_rate": moved / fastest(partial(torch.sum, a)),
+                "write_rate": moved / fastest(partial(b.fill_, 1.0)),
+            }
+            del a, b  # the products need the room on a small device
+            rates = {}
+            for name, n in _MATMULS.items():
+                x, y = (torch.randn(n, n, device="cuda", dtype=torch_dtype(name)) for _ in range(2))
+                rates[name] = 2.0 * n**3 / fastest(partial(torch.matmul, x, y))
+        return Ceilings(**found, matmul=FrozenDict(rates))
+
+    @contextmanager
+    def prepare(self, subject: Subject) -> Iterator[Prepared]:
+        """Arrays on the GPU, references computed, entrants ready; TF32 is off inside."""
+        with _settings():
+            place = Workplace(subject, self.catalog, "cuda", self._cache, self._sample)
+            try:
+                yield Prepared(place.entrants(), place.code)
+            finally:
+                del place
+                torch._dynamo.reset()
+                torch.cuda.empty_cache()
+
+    def _sample(self, calls: Sequence[Callable[[], Any]], mode: str) -> list[float]:
+        if mode == "g":
+            return _timer(self).replayed(calls[0])
+        return _timer(self).cold(calls)
+
+
+def _timer(bench: TorchBench) -> Timer:
+    if bench._timer is None:
+        bench._timer = Timer(max(1 << 28, 4 * int(bench.environment["l2"])))
+    return bench._timer
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """No gradients, float32 products in float32, and an autotuner that keeps its tables to itself."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        from torch._inductor import select_algorithm
+
+        select_algorithm.PRINT_AUTOTUNE = False
+    except (ImportError, AttributeError):
+        pass
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+class Workplace:
+    """One workload with its arrays on one device.
+
+    Args:
+        sample: milliseconds of calls, by mode.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        catalog: Catalog,
+        device: str,
+        cache: Cache | None,
+        sample: Callable[[Sequence[Callable[[], Any]], str], list[float]],
+    ) -> None:
+        self.subject, self.catalog, self.device, self._cache, self._sample = subject, catalog, device, cache, sample
+        traffic = subject.traffic
+        sets = 1 if subject.workload.mode == "g" else SETS
+        fitting = max(1, SETS_BYTES // max(1, traffic.read + traffic.written))
+        self.sets = [arrays_of(subject, device, seed) for seed in range(min(sets, fitting))]
+        self.verifier = Verifier(subject.graph, subject.ops, self.sets[0])
+        self.still = undropped(subject.graph)
+        self.module: Any = None
+        self.code, self._why = "", ""
+        try:
+            self.module = torch_module(subject.graph, subject.ops, device)
+            self.code = self.module.code.strip()
+        except FusionregError as e:
+            self._why = str(e)
+
+    def entrants(self) -> tuple[Entrant, ...]:
+        """Our kernels, then eager and compile, then what libraries have."""
+        found = [self._ours(c.kernel) for c in self.subject.selection.accepted]
+        if self.module is None:
+            found += [Entrant(name, reason=self._why) for name in ("eager", "compile")]
+        else:
+            found += [self._peer("eager", lambda module: module.forward), self._peer("compile", _compiled)]
+        found += [self._library(p) for p in library_peers(self.subject.graph, self.subject.ops)]
+        return tuple(found)
+
+    def _entrant(
+        self, name: str, bind: Callable[[], list[Any]], verify: Callable[[Any], Check], **facts: Any
+    ) -> Entrant:
+        calls: list[Any] = []
+
+        def check() -> Check:
+            calls[:] = bind()
+            return verify(calls[0])
+
+        return Entrant(name, check=check, sample=lambda: self._sample(calls, self.subject.workload.mode), **facts)
+
+    def _ours(self, kernel: KernelEntry) -> Entrant:
+        """The kernel alone in its fusion: each is timed as itself, whatever dispatch prefers."""
+        entry, trial = self.subject.entry, self.subject.trial
+        alone = replace(kernel, spec=kernel.spec.model_copy(update={"pending": ""}))
+        only = replace(self.catalog, fusions=FrozenDict({entry.name: replace(entry, kernels=(alone,))}))
+
+        def bind() -> list[Any]:
+            runtime = Runtime(only, "auto", self._cache)
+            bound = [
+                runtime.bind(entry.name, *(arrays.get(n) for n in entry.inputs), **trial.keywords)
+                for arrays in self.sets
+            ]
+            if bound[0].kernel != kernel.key:
+                raise LaunchError("cannot time", kernel.key, bound[0].reason, "a kernel that accepts the arrays")
+            return bound
+
+        def verify(bound: Any) -> Check:
+            for output in bound.outputs:
+                output.fill_(float("nan") if output.is_floating_point() else 1)
+            bound()
+            return self.verifier.check(bound.outputs)
+
+        return self._entrant(kernel.name, bind, verify, ours=True)
+
+    def _peer(self, name: str, made: Callable[[Any], Callable[..., Any]]) -> Entrant:
+        """torch on the pattern's graph. Where that drops elements, torch's mask is another: then the same code is
+        checked with nothing dropped, and timed as it is."""
+        names, still = self.subject.graph.inputs, self.still
+
+        def verify(call: Any) -> Check:
+            if still is None:
+                return self.verifier.check(_tuple(call()))
+            found = _tuple(call())
+            wanted = Verifier(still, self.subject.ops, self.sets[0])
+            twin = made(torch_module(still, self.subject.ops, self.device))
+            verdict = wanted.check(_tuple(twin(*(self.sets[0][n] for n in names))))
+            finite = all(bool(torch.isfinite(y).all()) for y in found if y.is_floating_point())
+            return verdict if finite else replace(verdict, reason="an output is not finite")
+
+        note = "" if still is None else "a random mask of its own"
+        return self._entrant(name, lambda: self._calls(made(self.module), names), verify, note=note)
+
+    def _library(self, peer: LibraryPeer) -> Entrant:
+        def verify(call: Any) -> Check:
+            exact = peer.exact(*(self.sets[0][n] for n in peer.inputs)) if peer.computes else None
+            return self.verifier.check(_tuple(call()), exact)
+
+        bind = partial(self._calls, peer.call, peer.inputs)
+        return self._entrant(peer.name, bind, verify, computes=peer.computes)
+
+    def _calls(self, function: Callable[..., Any], inputs: Sequence[str]) -> list[Any]:
+        return [partial(function, *(arrays[n] for n in inputs)) for arrays in self.sets]
+
+
+def _compiled(module: Any) -> Callable[..., Any]:
+    return torch.compile(module, mode=COMPILE_MODE, dynamic=False, fullgraph=True)
+
+
+def _tuple(found: Any) -> tuple[Any, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,116 @@
+"""Random inputs of a workload on a device, and whether outputs agree with float64 there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusionreg.core.bench import Check, Subject
+from fusionreg.core.dtypes import dtype as dtype_row
+from fusionreg.core.evaluate.evaluator import evaluate
+from fusionreg.core.ir import Graph
+from fusionreg.core.ops import Vocabulary
+from fusionreg.core.planner.costs import CostModel
+
+from .schemas import dtype_name, torch_dtype
+
+
+def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
+    """Input name → random array: normal floats, small integers. The second operand of a product is divided by the root
+    of the summed extent, so that results stay ordinary numbers, as they are in a model."""
+    made = torch.Generator(device).manual_seed(seed)
+    scales = _scales(subject)
+    found = {}
+    for name in subject.graph.inputs:
+        value = subject.graph.values[name]
+        shape = tuple(int(d) for d in value.shape or ())
+        kind = torch_dtype(value.dtype)
+        if dtype_row(value.dtype).floating:
+            array = torch.randn(shape, generator=made, device=device) * scales.get(name, 1.0)
+        else:
+            array = torch.randint(0, 2 if value.dtype == "bool" else 5, shape, generator=made, device=device)
+        found[name] = array.to(kind)
+    return found
+
+
+def _scales(subject: Subject) -> dict[str, float]:
+    graph, model = subject.graph, CostModel(subject.ops)
+    found = {}
+    for node in graph.nodes:
+        if node.op in ("MatMul", "Conv", "Gemm") and node.inputs[1] in graph.inputs:
+            size = model.elements(graph.values[node.outputs[0]])
+            depth = model.flops(graph, node) / max(1, 2 * size)
+            found[node.inputs[1]] = 1.0 / math.sqrt(max(1.0, depth))
+    return found
+
+
+class Verifier:
+    """Holds outputs on one set of arrays against the pattern in float64.
+
+    An error is ‖got − exact‖ / ‖exact‖, and the same of the largest element. Twice that of the unfused chain at the
+    workload's dtypes plus one unit of the last place is allowed: the contract of conformance, for tensors that are too
+    large to judge element by element.
+    """
+
+    def __init__(self, graph: Graph, ops: Vocabulary, arrays: Mapping[str, Any]) -> None:
+        self.graph = graph
+        given = {name: arrays[name] for name in self.graph.inputs}
+        self.exact = tuple(evaluate(self.graph, given, ops=ops, mode="exact").values())
+        chain = evaluate(self.graph, given, ops=ops, mode="step")
+        self.allowed = [
+            tuple(2 * e + 2.0 ** -dtype_row(self.graph.values[n].dtype).mantissa for e in _distance(chain[n], exact))
+            if dtype_row(self.graph.values[n].dtype).floating
+            else (0.0, 0.0)
+            for n, exact in zip(chain, self.exact, strict=True)
+        ]
+
+    def check(self, outputs: Sequence[Any], exact: Sequence[Any] | None = None) -> Check:
+        """The worst output; ``exact`` for what computes something else than the workload."""
+        wanted = tuple(self.exact if exact is None else exact)
+        if len(outputs) < len(wanted):
+            return Check(math.inf, 0.0, f"{len(outputs)} outputs, expected {len(wanted)}")
+        worst = Check(0.0, math.inf)
+        for name, got, want, allowed in zip(self.graph.outputs, outputs, wanted, self.allowed, strict=False):
+            found = self._one(name, self.graph, got, want, allowed)
+            if not found.ok:
+                return found
+            worst = max(worst, found, key=lambda c: c.error)
+        return worst
+
+    @staticmethod
+    def _one(name: str, graph: Graph, got: Any, want: Any, allowed: tuple[float, ...]) -> Check:
+        if tuple(got.shape) != tuple(want.shape):
+            return Check(math.inf, 0.0, f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}")
+        declared = graph.values[name].dtype
+        if dtype_name(got.dtype) != declared:
+            return Check(math.inf, 0.0, f"{name} is {dtype_name(got.dtype)}, expected {declared}")
+        if not got.is_floating_point():
+            wrong = int((got != want).sum())
+            return Check(float(wrong), 0.0, f"{name}: {wrong} elements differ" if wrong else "")
+        odd = int((torch.isfinite(want) & ~torch.isfinite(got)).sum())
+        if odd:
+            return Check(math.inf, allowed[0], f"{name}: {odd} elements are not finite, where float64 is")
+        error, largest = _distance(got, want)
+        if not largest <= allowed[1]:
+            said = f"{name}: an element is {largest:.3g} of the largest value from float64 — at most {allowed[1]:.3g}"
+            return Check(error, allowed[0], said)
+        return Check(error, allowed[0])
+
+
+def _distance(got: Any, exact: Any) -> tuple[float, float]:
+    """(of norms, of the largest element), relative to ``exact``; infinite where a number is missing."""
+    if not got.numel():
+        return 0.0, 0.0
+    number = torch.isfinite(exact)
+    want = torch.where(number, exact, 0.0).double()
+    apart = torch.where(number, got.double(), 0.0) - want
+    norm, top = float(torch.linalg.vector_norm(want)), float(want.abs().max())
+    error, largest = float(torch.linalg.vector_norm(apart)), float(apart.abs().max())
+    return _ratio(error, norm), _ratio(largest, top)
+
+
+def _ratio(error: float, size: float) -> float:
+    return error / size if size else (0.0 if error == 0 else math.inf)

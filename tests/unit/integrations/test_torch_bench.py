@@ -1,0 +1,225 @@
+"""What the GPU bench does before it times: arrays, references, entrants and their checks, here on CPU tensors."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import graphs as kit  # noqa: E402
+import plugin_kit  # noqa: E402
+
+from fusionreg.benching import bench  # noqa: E402
+from fusionreg.core.bench import Subject  # noqa: E402
+from fusionreg.core.errors import MissingDependencyError, UnknownNameError  # noqa: E402
+from fusionreg.core.frozen import FrozenDict  # noqa: E402
+from fusionreg.core.registry.catalog import load  # noqa: E402
+from fusionreg.core.spec import Workload  # noqa: E402
+from fusionreg.integrations.torch import bench as home  # noqa: E402
+from fusionreg.integrations.torch.bench import TorchBench, Workplace  # noqa: E402
+from fusionreg.integrations.torch.bench_arrays import Verifier, arrays_of  # noqa: E402
+from fusionreg.integrations.torch.library_peers import library_peers  # noqa: E402
+from fusionreg.integrations.torch.peers import torch_module  # noqa: E402
+
+OPS = kit.vocabulary()
+ROW = Workload(name="w", axes={"M": 16, "N": 64}, dtypes={"T": "float16"})
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+def never(calls, mode):
+    raise AssertionError("nothing is timed on a CPU")
+
+
+def gemm(fusion: str = "gemm.scale_bias", mode: str = "b", activation: str = "Gelu", kind: str = "bfloat16") -> Subject:
+    operands = {"scale": "T[N]", "bias": "T[N]"}
+    entry = load()[fusion]
+    workload = Workload(
+        name="w", axes={"M": 16, "N": 64, "K": 32}, dtypes={"T": kind}, mode=mode,
+        attributes={"transB": 1, "activation": activation},
+        forms={"w": "T[N K]", **{k: v for k, v in operands.items() if k in entry.inputs}},
+    )  # fmt: skip
+    return Subject.of(entry, workload, "sm_90a", OPS)
+
+
+def place_of(subject: Subject, catalog=None) -> Workplace:
+    return Workplace(subject, catalog or load(), "cpu", None, never)
+
+
+@no_gpu
+def test_without_a_gpu_nothing_is_measured(tmp_path) -> None:
+    with pytest.raises(MissingDependencyError, match="never a source of timings"):
+        bench(["gemm.bias"], out=tmp_path)
+    with pytest.raises(MissingDependencyError, match="no CUDA device"):
+        TorchBench(load())
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_fusion_is_told_first(tmp_path) -> None:
+    with pytest.raises(UnknownNameError, match=r"gemm\.bias"):
+        bench(["gemm.bais"], out=tmp_path)
+
+
+def test_inputs() -> None:
+    subject = gemm()
+    first, again, other = arrays_of(subject, "cpu", 0), arrays_of(subject, "cpu", 0), arrays_of(subject, "cpu", 1)
+    assert {k: (tuple(a.shape), a.dtype) for k, a in first.items()} == {
+        "x": ((16, 32), torch.bfloat16), "w": ((64, 32), torch.bfloat16), "scale": ((64,), torch.bfloat16),
+        "bias": ((64,), torch.bfloat16),
+    }  # fmt: skip
+    assert all(torch.equal(first[k], again[k]) and not torch.equal(first[k], other[k]) for k in first)
+    assert first["w"].float().std() == pytest.approx(32**-0.5, rel=0.1)
+    assert first["x"].float().std() == pytest.approx(1.0, rel=0.2)
+
+
+def test_entrants_of_a_product_agree_with_float64() -> None:
+    place = place_of(gemm())
+    entrants = {e.name: e for e in place.entrants()}
+    assert list(entrants) == ["tensor_core", "plain", "eager", "compile", "product", "epilogue"]
+    assert [n for n, e in entrants.items() if e.ours] == ["tensor_core", "plain"]
+    assert entrants["product"].computes == "x @ w alone"
+    assert entrants["epilogue"].computes == "gelu_tanh(x @ w + bias)"
+    assert len(place.sets) == 4 and "torch.matmul" in place.code
+    for name in ("plain", "eager", "product", "epilogue"):
+        found = entrants[name].check()
+        assert found.ok and 0 < found.error < 1e-2, (name, str(found))
+
+
+def test_graph_replays_have_one_set_of_inputs() -> None:
+    assert len(place_of(gemm(mode="g")).sets) == 1
+
+
+@pytest.mark.parametrize(
+    ("fusion", "activation", "computes"),
+    [
+        ("gemm.bias", "Relu", ""),
+        ("gemm.bias", "gelu_tanh", ""),
+        ("gemm.bias", "Gelu", "gelu_tanh(x @ w + bias)"),
+        ("gemm.bias", "none", ""),
+        ("gemm.scale_bias", "none", "x @ w + bias"),
+        ("gemm.scale_bias", "Relu", "relu(x @ w + bias)"),
+        ("gemm.bias", "Tanh", None),
+        ("gemm.scale", "Relu", None),
+        ("gemm.activation", "Relu", None),
+    ],
+)
+def test_epilogues(fusion, activation, computes) -> None:
+    subject = gemm(fusion, activation=activation, kind="float32")
+    found = {p.name: p for p in library_peers(subject.graph, OPS)}
+    assert "product" in found and ("epilogue" in found) == (computes is not None)
+    if computes is not None:
+        peer, arrays = found["epilogue"], arrays_of(subject, "cpu", 0)
+        assert peer.computes == computes
+        given = [arrays[n] for n in peer.inputs]
+        near = (
+            1e-3 if "elu" in activation.replace("Relu", "") else 1e-5
+        )  # on a CPU torch's epilogue is the erf form, on a GPU the tanh form
+        torch.testing.assert_close(peer.call(*given).double(), peer.exact(*given)[0], rtol=near, atol=near)
+        if not computes:
+            torch.testing.assert_close(peer.exact(*given)[0], Verifier(subject.graph, OPS, arrays).exact[0])
+
+
+def test_a_wrong_kernel_is_caught(tmp_path) -> None:
+    wrong = plugin_kit.ADD_RELU.replace("bias[i % N]", "bias[0]")
+    catalog = plugin_kit.catalog(tmp_path, {"k.cu.j2": wrong}, plugin_kit.add_relu(workloads=(ROW,)))
+    place = place_of(Subject.of(catalog["acme.add_relu"], ROW, "sm_90a", OPS), catalog)
+    ours, eager = place.entrants()[:2]
+    assert not ours.check().ok and eager.check().ok
+
+
+def test_a_kernel_that_leaves_elements_unwritten_is_caught(tmp_path) -> None:
+    lazy = plugin_kit.ADD_RELU.replace("if (i >= M * N) return;", "if (i >= M * N - 1) return;")
+    catalog = plugin_kit.catalog(tmp_path, {"k.cu.j2": lazy}, plugin_kit.add_relu(workloads=(ROW,)))
+    found = place_of(Subject.of(catalog["acme.add_relu"], ROW, "sm_90a", OPS), catalog).entrants()[0].check()
+    assert not found.ok and "1 elements are not finite" in found.reason
+
+
+def test_a_pending_kernel_is_timed_too(tmp_path) -> None:
+    spec = plugin_kit.add_relu(workloads=(ROW,), kernel_pending="not proven yet")
+    catalog = plugin_kit.catalog(tmp_path, {"k.cu.j2": plugin_kit.ADD_RELU}, spec)
+    place = place_of(Subject.of(catalog["acme.add_relu"], ROW, "sm_90a", OPS), catalog)
+    assert place.entrants()[0].check().ok
+
+
+def test_a_fusion_that_drops_elements(monkeypatch) -> None:
+    """torch's mask is another, so its code is checked with nothing dropped; a wrong formula is still caught."""
+    workload = Workload(name="w", axes={"M": 16, "N": 64}, dtypes={"T": "float32"}, attributes={"p": 0.5})
+    subject = Subject.of(load()["norm.gelu_dropout_layernorm"], workload, "sm_90a", OPS)
+    eager = next(e for e in place_of(subject).entrants() if e.name == "eager")
+    assert eager.note == "a random mask of its own" and eager.check().ok
+
+    def wrong(graph, ops, device):
+        nodes = (replace(n, op="Relu", attrs=FrozenDict()) if n.op == "Gelu" else n for n in graph.nodes)
+        return torch_module(graph.with_(nodes=tuple(nodes)), ops, device)
+
+    monkeypatch.setattr(home, "torch_module", wrong)
+    eager = next(e for e in place_of(subject).entrants() if e.name == "eager")
+    assert not eager.check().ok
+
+
+class TestVerifier:
+    subject = gemm("gemm.activation", activation="Relu", kind="float16")
+    arrays = arrays_of(subject, "cpu", 0)
+    verifier = Verifier(subject.graph, OPS, arrays)
+    right = verifier.exact[0].half()
+
+    def said(self, *outputs) -> str:
+        found = self.verifier.check(outputs)
+        assert not found.ok
+        return str(found)
+
+    def test_right(self) -> None:
+        found = self.verifier.check((self.right,))
+        assert found.ok and 0 < found.error < 1e-3
+
+    def test_one_wrong_element(self) -> None:
+        wrong = self.right.clone()
+        wrong[3, 5] += 1.0
+        assert "an element" in self.said(wrong)
+
+    def test_all_slightly_wrong(self) -> None:
+        assert "from float64" in self.said(self.right * 1.004)
+
+    def test_nan_zero_shape_dtype_count(self) -> None:
+        wrong = self.right.clone()
+        wrong[0, 0] = float("nan")
+        assert "not finite" in self.said(wrong)
+        assert "an element is 1 of the largest" in self.said(torch.zeros_like(self.right))
+        assert "shape" in self.said(self.right[:-1])
+        assert "float32" in self.said(self.right.float())
+        assert "0 outputs" in self.said()
+
+    def test_an_anchor_has_its_own_reference(self) -> None:
+        assert self.verifier.check((self.right * 2,), (self.verifier.exact[0] * 2,)).ok
+        assert not self.verifier.check((self.right * 2,)).ok
+
+
+def test_libraries_that_are_installed(monkeypatch) -> None:
+    """With modules of their names in place, normalisations get a column for each."""
+    net = kit.Net()
+    x = net.input("x", "float32", (4, 8))
+    scale, bias = (net.input(n, "float32", (8,)) for n in ("scale", "bias"))
+    h = net.op("Add", x, x)
+    graph = net.build((net.op("LayerNormalization", h, scale, bias),))
+    assert library_peers(graph, OPS) == ()
+    liger = types.ModuleType("liger_kernel.ops.layer_norm")
+
+    class Norm:
+        @staticmethod
+        def apply(x, scale, bias, epsilon):
+            return torch.nn.functional.layer_norm(x, (8,), scale, bias, epsilon)
+
+    liger.LigerLayerNormFunction = Norm
+    for name, module in (("liger_kernel", types.ModuleType("liger_kernel")),
+                         ("liger_kernel.ops", types.ModuleType("ops")), (liger.__name__, liger)):  # fmt: skip
+        module.__spec__ = types.SimpleNamespace(name=name)
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
+    (peer,) = library_peers(graph, OPS)
+    assert (peer.name, peer.computes, peer.inputs) == ("liger", "LayerNormalization alone", ("x", "scale", "bias"))
+    given = [torch.from_numpy(np.random.default_rng(0).normal(size=s)).float() for s in ((4, 8), (8,), (8,))]
+    torch.testing.assert_close(peer.call(*given).double(), peer.exact(*given)[0], rtol=1e-4, atol=1e-5)
