@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -41,18 +42,21 @@ def test_list_filters(cli, acme, monkeypatch):
     assert ran.code == 5 and ran.json == [] and "plugins: acme, gemm" in ran.err and "demo" in ran.err
 
 
-def test_list_imports_nothing_heavy():
-    """Cold and warm: the manifest is enough, and no plugin is imported."""
+def test_list_imports_nothing_heavy(acme):
+    """Neither the first time, when plugins are loaded, nor later, when the manifest is enough and none is imported."""
     code = (
         "import sys\nfrom fusionreg.cli.main import main\n"
         "try: main(['list'])\nexcept SystemExit as e: assert not e.code, e.code\n"
         "heavy = ('torch', 'onnx', 'onnx_ir', 'onnxruntime', 'cupy', 'numpy', 'scipy', 'ml_dtypes')\n"
-        "print([m for m in (*heavy, 'fusionreg_gemm') if m in sys.modules], file=sys.stderr)"
+        "print([m for m in (*heavy, 'fusionreg_acme') if m in sys.modules], file=sys.stderr)"
     )
-    subprocess.run([sys.executable, "-c", code], capture_output=True)  # the first one may write the manifest
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.returncode == 0 and ran.stderr.splitlines()[-1] == "[]", ran.stderr
-    assert "gemm.bias" in ran.stdout
+    path = os.pathsep.join(filter(None, [str(acme.folder), os.environ.get("PYTHONPATH", "")]))
+    for imported in (["fusionreg_acme"], []):
+        ran = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
+        assert ran.returncode == 0 and ran.stderr.splitlines()[-1] == str(imported), ran.stderr
+        assert "acme.add_relu" in ran.stdout
 
 
 def test_show_tells_all(cli):
