@@ -99,9 +99,11 @@ def mean_of(xp: Any, x: Any, axes: tuple[int, ...], keepdims: bool = True) -> An
     """The mean over axes; integers are divided as ONNX's reference does, truncating."""
     if not axes:
         return x
-    if xp.floating(x):
-        return xp.ns.mean(x, axis=axes, keepdims=keepdims)
     count = math.prod(x.shape[a] for a in axes)
+    if xp.floating(x):
+        if not count:  # NaN, as everywhere; NumPy's own mean would warn of it
+            return sum_of(xp, x, axes, keepdims) + math.nan
+        return xp.ns.mean(x, axis=axes, keepdims=keepdims)
     return xp.cast(xp.cast(sum_of(xp, x, axes, keepdims), "float64") / count, xp.name_of(x))
 
 
