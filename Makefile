@@ -21,7 +21,7 @@ run: $(STAMP)
 	$(BIN)/python examples/run_all.py
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n $(JOBS) -q
+	$(BIN)/python -m pytest -n $(JOBS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
