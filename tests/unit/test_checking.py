@@ -47,6 +47,16 @@ def test_the_first_rule_original_against_what_was_read():
     assert judge(chain.copy(), original, exact, chain).status is Status.PASSED
 
 
+def test_functions_into_the_unit_interval_are_right_to_one_ulp_of_one():
+    """onnxruntime's Sigmoid of -20 is 0: beside float64's 2e-9 that is all of it, and nothing beside 1."""
+    exact = np.full(4, 2e-9)
+    given = ({"y": exact.astype("f")}, {"y": np.zeros(4, "f")}, {"y": exact}, {"y": exact.astype("f")}, "float32")
+    assert compare(*given).status is Status.INCORRECT_NUMERICAL
+    assert compare(*given, bounded={"y"}).status is Status.PASSED
+    off = ({"y": exact.astype("f")}, {"y": np.full(4, 1e-6, "f")}, *given[2:])
+    assert compare(*off, bounded={"y"}).status is Status.INCORRECT_NUMERICAL
+
+
 @pytest.mark.parametrize(("narrowest", "off"), [("float32", 3e-4), ("float16", 3e-2), ("bfloat16", 0.12)])
 def test_the_first_rule_knows_the_dtype(narrowest, off):
     exact, original, chain = arrays()

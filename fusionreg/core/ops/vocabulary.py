@@ -33,6 +33,8 @@ MODULES = (
     "attention",
     "gradients",
     "recurrent",
+    "sampling",
+    "selecting",
     "random",
 )
 

@@ -56,15 +56,17 @@ def _batch_normalization(call: Call) -> None:
 def _resize(call: Call) -> None:
     """(x, scales), output pixel i standing at i / scale: nearest rounds down when enlarging, up when shrinking."""
     x, scales = call.input(0), call.input(1)
-    if call.op == "Upsample":
+    enlarges = call.op == "Upsample"  # its scales are at least 1, known or not
+    if enlarges:
         call.op = "Resize"
         if "scales" in call.attrs:
             scales = call.constant(np.asarray(call.attrs.pop("scales"), np.float32), "scales")
     known = call.known(scales)
-    if known is None:
+    if known is None and not enlarges:
         raise call.error("scales that are computed", "constant scales before opset 11")
-    shrinks = bool((known < 1).any())
-    if shrinks and bool((known > 1).any()):
+    factors = np.ones(0) if known is None else known
+    shrinks = bool((factors < 1).any())
+    if shrinks and bool((factors > 1).any()):
         raise call.error("scales that enlarge and shrink", "one of the two before opset 11")
     call.inputs[:] = [x, "", scales]
     call.attrs["coordinate_transformation_mode"] = "asymmetric"

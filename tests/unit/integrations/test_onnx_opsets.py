@@ -131,6 +131,12 @@ def test_upsample_and_the_first_resize(op, opset, mode):
         check(model(nodes, {"x": [1, 2, 4, 5]}, ["y"], constants, opset))
 
 
+def test_upsample_by_a_computed_factor():
+    nodes = [node("Identity", ["given"], ["s"]), node("Upsample", ["x", "s"], ["y"], mode="nearest")]
+    m = model(nodes, {"x": [1, 2, 4, 5], "given": [4]}, ["y"], opset=9)
+    check(m, {"x": np.arange(40, dtype=np.float32).reshape(1, 2, 4, 5), "given": np.array([1, 1, 2, 3], np.float32)})
+
+
 @pytest.mark.parametrize("opset", [9, 10])
 def test_scatter(opset):
     constants = {"i": np.array([[1, 0, 2]], I64), "u": np.array([[5, 6, 7]], np.float32)}
