@@ -17,6 +17,7 @@ import typer.main
 from fusionreg import hookspecs
 from fusionreg.cli import commands  # noqa: F401  registers the commands
 from fusionreg.cli.main import app
+from fusionreg.core.bench import listing, results
 from fusionreg.core.expressions import FUNCTIONS, PREDICATES
 from fusionreg.core.proof import evidence
 from fusionreg.core.registry.catalog import load
@@ -133,12 +134,26 @@ def patterns() -> str:
     return "\n".join(lines)
 
 
+def measured() -> str:
+    """What `fusionreg bench` wrote into benchmarks/results, one table per GPU."""
+    lines = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        if "fusionreg-bench/" not in path.read_text(encoding="utf-8")[:200]:
+            continue  # figures of another program
+        found = results.read(path)
+        lines += [f"### {found.gpu}", "", listing.markdown(found.rows)]
+        lines += [f"{listing.ceilings(run)[0].upper()}{listing.ceilings(run)[1:]}." for run in found.runs]
+        lines.append("")
+    return "\n".join(lines)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "hooks": hooks,
     "fields": fields,
     "cli": cli,
     "expressions": expressions,
     "patterns": patterns,
+    "measured": measured,
 }
 
 

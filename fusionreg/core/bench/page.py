@@ -34,6 +34,7 @@ section.workload h3 small { font-weight: 400; color: var(--soft) }
 .bars .name { text-align: right; overflow-wrap: anywhere } .bars .ms { font-variant-numeric: tabular-nums }
 .track { position: relative; height: 1.15rem } .bar { height: 100%; border-radius: 2px; background: var(--peer) }
 .ours .bar, .bar.ours { background: var(--ours) } .bar.anchor { background: var(--anchor) }
+.bar.cut { clip-path: polygon(0 0, 100% 0, calc(100% - .5rem) 50%, 100% 100%, 0 100%) }
 .mark { position: absolute; top: -2px; bottom: -2px; width: 2px } .mark.floor { background: var(--floor) }
 .mark.goal { background: var(--goal) }
 .key span { margin-right: 1.2rem; white-space: nowrap } .key i { display: inline-block; width: .8rem; height: .8rem;
@@ -98,7 +99,8 @@ def _key() -> str:
 
 def _workload(row: Result) -> str:
     timed = [c for c in row.columns if c.time]
-    longest = max([c.time.median for c in timed if c.time] + [row.floor_ms, row.goal_ms or 0.0]) or 1.0
+    shown = [c.time.median for c in timed if c.time and (c.name == row.chosen or not c.ours)]  # slow siblings are cut
+    longest = max([*shown, row.floor_ms, row.goal_ms or 0.0]) or 1.0
     facts = [row.row, "CUDA graph" if row.mode == "g" else "", f"floor {number(row.floor_ms)} ms ({row.bound})"]
     facts += [f"{row.of_floor:.0%} of the floor's rate" if row.of_floor else ""]
     facts += [f"{number(row.to_best)} × the best competitor" if row.to_best else ""]
@@ -122,7 +124,8 @@ def _workload(row: Result) -> str:
 def _bar(c: Column, row: Result, longest: float, marks: str) -> str:
     assert c.time is not None
     kind = "ours" if c.ours and c.name == row.chosen else "anchor" if c.computes else "peer"
-    share = 100 * c.time.median / longest
+    share = min(100.0, 100 * c.time.median / longest)
+    kind += " cut" if c.time.median > longest else ""
     what = f"{c.computes or 'the whole workload'}{f' ({c.note})' if c.note else ''}"
     title = f"{what}; p20 {number(c.time.p20)}, p80 {number(c.time.p80)}, n {c.time.n}"
     return (
@@ -150,7 +153,7 @@ def roofline(results: Results) -> str:
         figure = Figure(figsize=(9, 4.6), layout="constrained")
         _draw(figure.subplots(), results)
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = text.getvalue()
     return svg[svg.index("<svg") :]
 
@@ -158,21 +161,21 @@ def roofline(results: Results) -> str:
 def _draw(a: Any, results: Results) -> None:
     """Ceilings and one pair of marks a row, on matplotlib axes."""
     rows = [r for r in results.rows if r.ours_ms and r.flops]
-    intensities = [r.flops / (r.read + r.written) for r in rows] or [1.0]
-    low, high = min(0.1, *intensities) / 2, max(1e3, *intensities) * 2
+    intensities = [r.flops / (r.read + r.written) for r in rows]
+    low, high = min([0.1, *intensities]) / 2, max([1e3, *intensities]) * 2
     for i, run in enumerate(results.runs):
         c, faint = run.ceilings, 1.0 if i == len(results.runs) - 1 else 0.3
-        for name, rate in c.matmul.items():
+        for j, (name, rate) in enumerate(c.matmul.items()):
             start = rate / c.copy_rate
             a.plot([start, high], [rate / 1e12] * 2, color="#5d6772", lw=1, alpha=faint)
             if faint == 1.0:
-                at = (high, rate / 1e12)
+                at = (high / 8**j, rate / 1e12)  # neighbours beside each other, not on top
                 a.annotate(f"{name} {rate / 1e12:.0f} TFLOP/s", at, ha="right", va="bottom", color="#5d6772")
         top = max([*c.matmul.values(), c.copy_rate * 10])
         a.plot([low, top / c.copy_rate], [low * c.copy_rate / 1e12, top / 1e12], color="#5d6772", lw=1, alpha=faint)
         if faint == 1.0:
-            at = (low * 1.3, low * 1.7 * c.copy_rate / 1e12)
-            a.annotate(f"copy {c.copy_rate / 1e12:.2f} TB/s", at, color="#5d6772")
+            at = (low * 2, low * 1.4 * c.copy_rate / 1e12)
+            a.annotate(f"copy {c.copy_rate / 1e12:.2f} TB/s", at, va="top", color="#5d6772")
     for row, x in zip(rows, intensities, strict=True):
         best = row.best
         if best and best.time:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import platform
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -118,16 +121,10 @@ def _timer(bench: TorchBench) -> Timer:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """No gradients, float32 products in float32, and an autotuner that keeps its tables to itself."""
+    """No gradients, and float32 products in float32."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = False
-    try:
-        from torch._inductor import select_algorithm
-
-        select_algorithm.PRINT_AUTOTUNE = False
-    except (ImportError, AttributeError):
-        pass
     try:
         with torch.no_grad():
             yield
@@ -241,7 +238,32 @@ class Workplace:
 
 
 def _compiled(module: Any) -> Callable[..., Any]:
-    return torch.compile(module, mode=COMPILE_MODE, dynamic=False, fullgraph=True)
+    """The module compiled; its first call, which tunes, keeps the tuner's tables and failed candidates to itself."""
+    compiled = torch.compile(module, mode=COMPILE_MODE, dynamic=False, fullgraph=True)
+    tuned = False
+
+    def call(*arrays: Any) -> Any:
+        nonlocal tuned
+        if tuned:
+            return compiled(*arrays)
+        with _silence():
+            found = compiled(*arrays)
+        tuned = True
+        return found
+
+    return call
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _tuple(found: Any) -> tuple[Any, ...]:

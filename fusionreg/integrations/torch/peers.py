@@ -321,6 +321,47 @@ def _softmax_grad(s: Site) -> Any:
     return torch._softmax_backward_data(dy, y, s.attributes["axis"] % s.rank(), torch_dtype(s.types[1].dtype))
 
 
+def _layer_norm_grad(s: Site) -> Any:
+    """What autograd calls, on statistics of its own where the site gives none."""
+    dy, x, scale = s.args[:3]
+    axis = s.attributes["axis"] % s.rank(1)
+    shape = s.extents(1)[axis:]
+    if s.given(3) and s.given(4):
+        mean, inverse = s.args[3], s.args[4]
+    else:
+        _, mean, inverse = torch.native_layer_norm(x, shape, None, None, s.attributes["epsilon"])
+    wanted = [True, s.outputs > 1, s.outputs > 2]
+    found = torch.ops.aten.native_layer_norm_backward(dy, x, shape, mean, inverse, scale, scale, wanted)
+    return tuple(found[i] for i in range(3))
+
+
+def _rms_norm_grad(s: Site) -> Any:
+    """Written out in float32, as a user without a kernel for it would."""
+    dy, x, scale = (a.float() for a in s.args[:3])
+    axis = s.attributes["axis"] % s.rank(1)
+    inner, outer = tuple(range(axis, s.rank(1))), tuple(range(axis))
+    r = torch.rsqrt(x.square().mean(inner, keepdim=True) + s.attributes["epsilon"])
+    h, g = x * r, dy * scale
+    dx = (r * (g - h * (g * h).mean(inner, keepdim=True))).to(_dtype(s, 1))
+    return dx, (dy * h).sum(outer).to(_dtype(s, 2)) if outer else (dy * h).to(_dtype(s, 2))
+
+
+def _gelu_grad(s: Site) -> Any:
+    return torch.ops.aten.gelu_backward(s.args[0], s.args[1], approximate=s.attributes["approximate"])
+
+
+def _swish_grad(s: Site) -> Any:
+    if s.attributes["alpha"] != 1.0:
+        raise unwritten(s.node, "an alpha of its own")
+    return torch.ops.aten.silu_backward(s.args[0], s.args[1])
+
+
+def _dtype(s: Site, index: int) -> torch.dtype:
+    value = s.types[index]
+    assert value is not None
+    return torch_dtype(value.dtype)
+
+
 def _concat(s: Site) -> Any:
     return torch.cat(list(s.args), dim=s.attributes["axis"])
 
@@ -358,6 +399,11 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         "BatchNormalization": _batch_norm, "Dropout": _dropout, "fusionreg::Dropout": _seeded_dropout,
         "Softmax": _plain(torch.softmax, dim="axis"),
         "LogSoftmax": _plain(torch.log_softmax, dim="axis"), "fusionreg::SoftmaxGrad": _softmax_grad,
+        "fusionreg::LayerNormalizationGrad": _layer_norm_grad, "fusionreg::RMSNormalizationGrad": _rms_norm_grad,
+        "fusionreg::GeluGrad": _gelu_grad, "fusionreg::SwishGrad": _swish_grad,
+        "fusionreg::SigmoidGrad": lambda s: torch.ops.aten.sigmoid_backward(*s.args),
+        "fusionreg::TanhGrad": lambda s: torch.ops.aten.tanh_backward(*s.args),
+        "fusionreg::ReluGrad": lambda s: torch.ops.aten.threshold_backward(s.args[0], s.args[1], 0),
         "ReduceSum": _reduce(torch.sum), "ReduceMean": _reduce(torch.mean), "ReduceMax": _reduce(torch.amax),
         "ReduceMin": _reduce(torch.amin), "ReduceSumSquare": _reduce(torch.sum, of=torch.square),
         "Cast": _cast, "Clip": _clip, "Where": _where, "Reshape": _reshape, "Transpose": _transpose,

@@ -52,7 +52,8 @@ def one(op: str, *shapes, kind: str = "float32", constants: dict | None = None, 
         else:
             shape = next(given)
             names.append(None if shape is None else net.input(f"x{i}", kind, shape))
-    return net.build((net.op(op, *names, **attrs),))
+    found = net.op(op, *names, **attrs)
+    return net.build(found if isinstance(found, tuple) else (found,))
 
 
 A, B, IMAGE = (4, 6), (6, 5), (2, 4, 6, 5)
@@ -77,6 +78,11 @@ SINGLE = {
     "gemm_no_c": one("Gemm", A, (5, 6), transB=1),
     "softmax_axis": one("Softmax", A, axis=0),
     "softmax_grad": one("fusionreg::SoftmaxGrad", A, A),
+    **{f"grad_{name}": one(f"fusionreg::{name}Grad", A, A) for name in ("Gelu", "Swish", "Sigmoid", "Tanh", "Relu")},
+    "grad_gelu_tanh": one("fusionreg::GeluGrad", A, A, approximate="tanh"),
+    "grad_rms_norm": one("fusionreg::RMSNormalizationGrad", A, A, (6,), outputs=2),
+    "grad_layer_norm": one("fusionreg::LayerNormalizationGrad", A, A, (6,), outputs=3),
+    "grad_layer_norm_dx": one("fusionreg::LayerNormalizationGrad", A, A, (6,)),
     "layer_norm": one("LayerNormalization", A, (6,), (6,)),
     "layer_norm_no_bias": one("LayerNormalization", A, (6,), epsilon=0.1),
     "layer_norm_two_axes": one("LayerNormalization", (3, 4, 6), (4, 6), (4, 6), axis=1),

@@ -1,0 +1,61 @@
+"""``fusionreg bench`` on a GPU: figures that hang together, a resumed run, a refused comparison."""
+
+from __future__ import annotations
+
+import plugin_kit
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fusionreg.core.bench import Subject, measure  # noqa: E402
+from fusionreg.core.ops import default_vocabulary  # noqa: E402
+from fusionreg.core.spec import Workload  # noqa: E402
+from fusionreg.integrations.torch.bench import TorchBench  # noqa: E402
+from fusionreg.integrations.torch.timing import Timer, fastest  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+ROWS = (
+    Workload(name="large", axes={"M": 8192, "N": 4096}, dtypes={"T": "bfloat16"}, goal="best"),
+    Workload(name="small", mode="g", axes={"M": 64, "N": 256}, dtypes={"T": "float32"}, goal="min(eager, compile)"),
+)
+
+
+def made(folder, text: str = plugin_kit.ADD_RELU):
+    catalog = plugin_kit.catalog(folder, {"k.cu.j2": text}, plugin_kit.add_relu(workloads=ROWS))
+    bench = TorchBench(catalog)
+    entry = catalog["acme.add_relu"]
+    return bench, [Subject.of(entry, w, bench.target, default_vocabulary()) for w in ROWS]
+
+
+def test_a_run_and_its_resumption(tmp_path) -> None:
+    bench, subjects = made(tmp_path)
+    found = measure(subjects, bench, tmp_path / "results")
+    assert found.ok and found.measured == 2
+    run = found.results.runs[0]
+    assert 1e11 < run.ceilings.copy_rate < 2e13 and run.ceilings.matmul["bfloat16"] > run.ceilings.matmul["float32"]
+    for row in found.rows:
+        assert {c.name for c in row.columns} == {"plain", "eager", "compile"}
+        assert all(c.time and c.error is not None and not c.reason for c in row.columns), row.columns
+        assert row.goal_ms and row.ours_ms
+    large = found.rows[0]
+    assert 0.05 < large.of_floor < 1.1  # nothing is faster than the memory, and one simple kernel is not hopeless
+    assert large.ms("eager") > large.ms("compile") * 0.9
+    again = measure(subjects, bench, tmp_path / "results")
+    assert (again.measured, again.kept) == (0, 2)
+
+
+def test_a_wrong_kernel_is_never_timed(tmp_path) -> None:
+    bench, subjects = made(tmp_path, plugin_kit.ADD_RELU.replace("bias[i % N]", "bias[0]"))
+    found = measure(subjects[:1], bench, tmp_path / "results")
+    assert not found.ok and found.rows[0].status == "differs" and not any(c.time for c in found.rows[0].columns)
+
+
+def test_both_clocks_agree_on_a_long_kernel() -> None:
+    a = torch.randn(1 << 28, device="cuda")
+    b = torch.empty_like(a)
+    timer = Timer()
+    cold = sorted(timer.cold([lambda: b.copy_(a)], budget=20))
+    replayed = sorted(timer.replayed(lambda: b.copy_(a), budget=20))
+    assert cold[len(cold) // 2] == pytest.approx(replayed[len(replayed) // 2], rel=0.1)
+    assert fastest(lambda: b.copy_(a)) * 1e3 == pytest.approx(cold[0], rel=0.1)

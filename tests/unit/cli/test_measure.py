@@ -1,0 +1,80 @@
+"""``fusionreg bench`` on the command line: results shown without a GPU, and a clear word where there is none."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+from fusionreg import benching
+from fusionreg.core.bench import Ceilings, Outcome, Spread
+from fusionreg.core.bench.results import Column, Result, Results, Run
+
+
+def made(status: str = "measured") -> Results:
+    time = Spread(median=2.0, min=1.9, p20=1.95, p80=2.1, n=40)
+    row = Result(
+        fusion="acme.add_relu", workload="small", mode="b", problem="p", digest="0", run=0, status=status, read=1,
+        written=1, flops=1, floor_ms=1.0, bound="memory", chosen="plain", reason="" if status == "measured" else "NaN",
+        columns=(Column(name="plain", ours=True, time=time), Column(name="eager", time=time)),
+    )  # fmt: skip
+    rates = Ceilings(copy_rate=4e12, read_rate=4e12, write_rate=3e12)
+    return Results(gpu="GPU 9", runs=(Run(date="d", environment={}, ceilings=rates),), rows=(row,))
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "gpu-9.json"
+    made().write(path)
+    return path
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu(cli, tmp_path) -> None:
+    ran = cli("bench", "gemm.bias", "--out", tmp_path)
+    assert ran.code == 1 and "finds no CUDA device" in ran.err and "simulator is never" in ran.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_fusion(cli) -> None:
+    ran = cli("bench", "gemm.bais")
+    assert ran.code == 2 and "gemm.bias" in ran.err
+
+
+def test_results_are_shown(cli, file) -> None:
+    ran = cli("bench", "--results", file)
+    assert ran.code == 0 and "acme.add_relu" in ran.out and "50%" in ran.out and "copy 4.00 TB/s" in ran.out
+    assert cli("bench", "--results", file, "--json").json["rows"][0]["chosen"] == "plain"
+    assert cli("bench", "--results", file.with_name("none.json")).code == 1
+
+
+def test_the_page(cli, file, tmp_path, monkeypatch) -> None:
+    page = tmp_path / "page.html"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = cli("bench", "--results", file, "--html", page)
+    assert ran.code == 1 and "fusionreg[bench]" in ran.err and not page.exists()
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib")
+    assert cli("bench", "--results", file, "--html", page).code == 0 and "acme.add_relu" in page.read_text()
+
+
+@pytest.mark.parametrize(("status", "code"), [("measured", 0), ("differs", 1), ("failed", 1)])
+def test_a_run(cli, monkeypatch, tmp_path, status, code) -> None:
+    asked = {}
+
+    def bench(names, **options):
+        asked.update(options, names=names)
+        results = made(status)
+        return Outcome(results, tmp_path / "f.json", results.rows, measured=1, left=2)
+
+    monkeypatch.setattr(benching, "bench", bench)
+    ran = cli("bench", "acme.add_relu", "--only", "S8*", "--again", "--time-limit", "60", "--out", tmp_path)
+    assert ran.code == code and "1 measured, 0 kept, 2 left for lack of time" in ran.out
+    assert ("NaN" in ran.out) == (status != "measured")
+    assert (asked["names"], asked["only"], asked["again"], asked["time_limit"], asked["out"]) == (
+        ["acme.add_relu"], ["S8*"], True, 60.0, tmp_path,
+    )  # fmt: skip
+    body = json.loads(cli("bench", "--json").out)
+    assert body["gpu"] == "GPU 9" and body["format"] == "fusionreg-bench/1"
