@@ -54,8 +54,11 @@ def test_a_wrong_kernel_is_never_timed(tmp_path) -> None:
 def test_both_clocks_agree_on_a_long_kernel() -> None:
     a = torch.randn(1 << 28, device="cuda")
     b = torch.empty_like(a)
+
+    def add() -> None:  # no copy: inside a graph that is another kind of node, with a speed of its own
+        torch.add(a, 1.0, out=b)
+
     timer = Timer()
-    cold = sorted(timer.cold([lambda: b.copy_(a)], budget=20))
-    replayed = sorted(timer.replayed(lambda: b.copy_(a), budget=20))
+    cold, replayed = sorted(timer.cold([add], budget=20)), sorted(timer.replayed(add, budget=20))
     assert cold[len(cold) // 2] == pytest.approx(replayed[len(replayed) // 2], rel=0.1)
-    assert fastest(lambda: b.copy_(a)) * 1e3 == pytest.approx(cold[0], rel=0.1)
+    assert fastest(add) * 1e3 == pytest.approx(cold[0], rel=0.1)

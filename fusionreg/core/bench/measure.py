@@ -149,12 +149,12 @@ def measure(
     results = read(path) if path.exists() else Results(gpu=bench.gpu)
     every = tuple(subjects)
     run: Run | None = None
-    rows: list[Result] = []
+    done: list[tuple[str, str]] = []
     kept = left = 0
     for i, subject in enumerate(every):
         digest, there = subject.digest(bench.environment), results.find(subject.key)
         if there is not None and there.digest == digest and not again:
-            rows.append(there)
+            done.append(subject.key)
             kept += 1
             continue
         if time_limit is not None and clock() - started >= time_limit:
@@ -168,10 +168,11 @@ def measure(
         row = _row(subject, bench, digest, run.ceilings)
         results = results.with_row(row, run)
         results.write(path)
-        rows.append(row)
+        done.append(subject.key)
     if progress is not None:
         progress(len(every), len(every), "")
-    return Outcome(results, path, tuple(rows), len(rows) - kept, kept, left)
+    rows = tuple(row for key in done if (row := results.find(key)) is not None)
+    return Outcome(results, path, rows, len(done) - kept, kept, left)
 
 
 def _row(subject: Subject, bench: Bench, digest: str, ceilings: Ceilings) -> Result:

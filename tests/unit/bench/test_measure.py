@@ -116,6 +116,7 @@ def test_again_and_another_environment_measure_anew(every, tmp_path) -> None:
     changed = go(every[:1], FakeBench(torch="3"), tmp_path)
     assert changed.measured == 1
     runs = changed.results.runs
+    assert runs[changed.rows[0].run].environment["torch"] == "3"
     by_name = {r.workload: runs[r.run].environment for r in changed.results.rows}
     assert by_name["small"] == {"driver": "1", "torch": "3"} and by_name["large"] == {"driver": "1"}
     go(every, FakeBench(torch="3"), tmp_path)
