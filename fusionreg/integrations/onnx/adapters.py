@@ -8,7 +8,7 @@ operators merely added element types. Checked against onnxruntime for opsets 11 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Call:
         value: name → type.
         known: name → array of a constant that nobody can replace, else None.
         after: a node that must follow: (op, further inputs, attrs); it takes the first output, and writes its name.
+        also: outputs of the node that are helper values: index → name. They stand beyond ``outputs``.
     """
 
     op: str
@@ -46,6 +47,7 @@ class Call:
     value: Callable[[str], Value]
     known: Callable[[str], np.ndarray | None]
     after: tuple[str, tuple[str, ...], dict[str, Any]] | None = None
+    also: dict[int, str] = field(default_factory=dict)
 
     def input(self, index: int) -> str:
         """Name of an input, ``""`` when left out."""

@@ -19,7 +19,7 @@ from ...core.errors import FusionregError, GraphError, ModelError, UnknownNameEr
 from ...core.frozen import FrozenDict
 from ...core.ir import Dim, Graph, GraphBuilder, Value
 from ...core.ops import Vocabulary, default_vocabulary, infer, normalise
-from . import early, hints, read, subgraphs, symbolic
+from . import contrib, early, hints, read, subgraphs, symbolic
 from .adapters import Call, adapt
 from .scope import Scope, check_expansion, dtype_of, in_order, main_values, source_of
 
@@ -229,6 +229,7 @@ class Importer:
         if not domain:
             early.adapt(call, scope.opsets[""])
             adapt(call, scope.opsets[""])
+        contrib.adapt(call)
         if call.op in self.ops:
             try:
                 call.attrs = dict(normalise(self.ops[call.op], call.attrs))
@@ -243,7 +244,7 @@ class Importer:
         names = [self.output_name(scope, o) for o in node.outputs[: call.outputs]]
         raw = [self.fresh(n + "_raw") if n and call.after else n for n in names]
         stem = scope.prefix + (node.name or node.op_type)
-        stated = [o.name if scope.hinted and o.name else "" for o in node.outputs]
+        stated = [o.name if scope.hinted and o.name else "" for o in node.outputs[: call.outputs]]
         if graphs:
             types, built = subgraphs.build(self, scope, call, graphs, raw)
             self.add(scope, call, raw, types, stem, source, built)
@@ -257,6 +258,8 @@ class Importer:
         for value, name in zip(node.outputs, names, strict=False):
             if name:
                 scope.names[value] = name
+        for index, name in call.also.items():
+            scope.names[node.outputs[index]] = name
 
     def add(
         self, scope: Scope, call: Call, outputs: Sequence[str], types: Sequence[Value], stem: str, source: str,
