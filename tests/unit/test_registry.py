@@ -404,7 +404,7 @@ def test_kernels_need_a_package():
 def test_loading_imports_nothing_heavy(site):
     good(site)
     code = (
-        "import sys; from fusionreg.core.registry import load; c = load(); assert c.fusions;"
+        "import sys; from fusionreg.core.registry.catalog import load; c = load(); assert c.fusions;"
         "print([m for m in ('torch', 'onnx', 'cupy', 'numpy', 'scipy', 'jinja2', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
