@@ -29,10 +29,11 @@ def line(row: Result, peers: Iterable[str]) -> tuple[str, ...]:
     ours = next((c for c in row.columns if c.ours and c.name == row.chosen), None)
     time = ours.time if ours else None
     said = number(row.ours_ms) if row.ours_ms else row.status if row.status != "measured" else "–"
+    kernel = f"{row.chosen or 'unfused'}{' (pending)' if ours and ours.note else ''}"
     share = f"{row.of_floor:.0%}" if row.of_floor else "–"
     within = f"{number(time.p20)}–{number(time.p80)}" if time else "–"
     return (
-        row.fusion, row.workload, row.mode, row.chosen or "unfused", said, within,
+        row.fusion, row.workload, row.mode, kernel, said, within,
         *(number(row.ms(p)) for p in peers), number(row.floor_ms), share, number(row.to_best), number(row.goal_ms),
         number(row.to_goal),
     )  # fmt: skip

@@ -179,7 +179,7 @@ def _row(subject: Subject, bench: Bench, digest: str, ceilings: Ceilings) -> Res
     """Measures one workload; whatever goes wrong with it is a row with its reason."""
     entry, workload, traffic = subject.entry, subject.workload, subject.traffic
     seconds, bound = floor(traffic, subject.graph, ceilings, subject.ops)
-    picked = select(entry, subject.problem).accepted
+    picked = select(entry, subject.problem).accepted or subject.selection.accepted  # pending ones where no other is
     chosen = picked[0].kernel.name if picked else ""
     status, reason, peer = "measured", "", ""
     columns: tuple[Column, ...] = ()

@@ -38,7 +38,7 @@ class Column(Record):
     computes: str = ""
     """What it computes where that is not the workload itself."""
     note: str = ""
-    """What else its figures need: a mask of its own, for one."""
+    """What else to know: that it is pending, or draws a mask of its own."""
     time: Spread | None = None
     """None where it was not timed."""
     error: float | None = None
@@ -75,7 +75,8 @@ class Result(Record):
     bound: Literal["memory", "matmul"]
     """Which ceiling that is."""
     chosen: str = ""
-    """The kernel that dispatch picks; empty when it runs the operators unfused."""
+    """The kernel that dispatch picks; where all that accept the problem are pending, the one it would pick. Empty where
+    none accepts it."""
     columns: tuple[Column, ...] = ()
     """All competitors, ours first."""
     goal: str = ""

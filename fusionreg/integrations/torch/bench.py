@@ -205,7 +205,8 @@ class Workplace:
             bound()
             return self.verifier.check(bound.outputs)
 
-        return self._entrant(kernel.name, bind, verify, ours=True)
+        note = f"pending: {kernel.spec.pending}" if kernel.spec.pending else ""
+        return self._entrant(kernel.name, bind, verify, ours=True, note=note)
 
     def _peer(self, name: str, made: Callable[[Any], Callable[..., Any]]) -> Entrant:
         """torch on the pattern's graph. Where that drops elements, torch's mask is another: then the same code is

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec
 
+from .workloads import workloads
+
 ROW = "T[... M N]"
 AXES = {"M": "rows, leading axes folded in", "N": "elements of a row, normalised together"}
 EPSILON = {"epsilon": AttributeSpec(type="float", default=1e-5, summary="added to the variance")}
@@ -97,6 +99,7 @@ def _fusion(
         attributes=attributes,
         constraints=("0 <= p and p <= 1",) if "p" in attributes else (),
         cases=cases,
+        workloads=workloads(words),
         kernels=kernels,
         tags=("norm", *tags),
     )

@@ -208,6 +208,13 @@ def test_compete_keeps_each_reason() -> None:
     assert [c.name for c in columns if c.time] == ["k", "e"]
 
 
+def test_a_pending_kernel_stands_for_the_fusion_where_there_is_no_other(tmp_path) -> None:
+    rows = (Workload(name="w", axes={"M": 8, "N": 32}, dtypes={"T": "float32"}),)
+    entry = plugin_kit.entry(tmp_path / "plugin", workloads=rows, kernel_pending="not proven")
+    found = go([Subject.of(entry, rows[0], "sm_90a", OPS)], FakeBench(), tmp_path)
+    assert found.rows[0].chosen == "plain" and found.rows[0].ours_ms
+
+
 def test_an_anchor_is_no_best(every, tmp_path) -> None:
     bench = FakeBench()
     row = go(every[:1], bench, tmp_path).rows[0]

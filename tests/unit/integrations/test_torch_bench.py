@@ -142,7 +142,8 @@ def test_a_pending_kernel_is_timed_too(tmp_path) -> None:
     spec = plugin_kit.add_relu(workloads=(ROW,), kernel_pending="not proven yet")
     catalog = plugin_kit.catalog(tmp_path, {"k.cu.j2": plugin_kit.ADD_RELU}, spec)
     place = place_of(Subject.of(catalog["acme.add_relu"], ROW, "sm_90a", OPS), catalog)
-    assert place.entrants()[0].check().ok
+    ours = place.entrants()[0]
+    assert ours.check().ok and ours.note == "pending: not proven yet"
 
 
 def test_a_fusion_that_drops_elements(monkeypatch) -> None:
