@@ -128,8 +128,9 @@ def _bar(c: Column, row: Result, longest: float, marks: str) -> str:
     kind += " cut" if c.time.median > longest else ""
     what = f"{c.computes or 'the whole workload'}{f' ({c.note})' if c.note else ''}"
     title = f"{what}; p20 {number(c.time.p20)}, p80 {number(c.time.p80)}, n {c.time.n}"
+    name = f"{c.name} (pending)" if c.ours and c.note else c.name
     return (
-        f'<div class="name">{escape(c.name)}{" (pending)" if c.ours and c.note else ""}</div><div class="track" title="{escape(title)}">'
+        f'<div class="name">{escape(name)}</div><div class="track" title="{escape(title)}">'
         f'<div class="bar {kind}" style="width: {share:.2f}%"></div>{marks}</div>'
         f'<div class="ms">{number(c.time.median)} ms</div>'
     )
