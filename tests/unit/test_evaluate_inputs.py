@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fusionreg.core.errors import ArgumentError
+from fusionreg.core.errors import ArgumentError, GraphError
 from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph, GraphBuilder, Value
@@ -68,3 +68,12 @@ def test_a_fused_body_is_called_by_position() -> None:
     b.node("fused::a.b", ["x", "y"], [Value("z", "float32", (1,))], graphs=body)
     x, y = np.array([5.0], np.float32), np.array([3.0], np.float32)
     assert evaluate(b.build(["z"]), {"x": x, "y": y}, ops=OPS)["z"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize("op", ["RandomNormal", "RandomUniformLike", "Multinomial", "Bernoulli"])
+def test_an_operator_that_onnx_leaves_open_says_why(op: str) -> None:
+    b = GraphBuilder("g")
+    b.input("x", "float32", (1,))
+    b.node(op, ["x"], [Value("y", "float32", (1,))])
+    with pytest.raises(GraphError, match=f"{op}: its random stream is the library's own.*Replace it by an input"):
+        evaluate(b.build(["y"]), {"x": np.ones(1, np.float32)}, ops=OPS)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..dtypes import dtype
 from ..errors import ArgumentError, FusionregError, GraphError
 from ..ir import FUSED, Graph, Node, Value
-from ..ops import CONTROL_FLOW, Backend, Vocabulary, backend_of, check_inputs, complete, numpy_backend
+from ..ops import CONTROL_FLOW, UNDEFINED, Backend, Vocabulary, backend_of, check_inputs, complete, numpy_backend
 from ..spec import OpSpec
 from .subgraphs import run_if, run_loop, run_scan
 
@@ -26,6 +26,7 @@ Fused = Callable[[Node, Sequence[Any]], Sequence[Any] | None]
 _HOST_ELEMENTS = 1024  # an integer tensor up to this size is worth keeping off the GPU
 _NATIVE_ON_CUDA = frozenset({"MatMul", "Conv"})  # with two operands: one product, which torch itself accumulates wide
 _SHAPE_READERS = frozenset({"Shape", "Size"})
+_ADD = "Add it with the register_ops hook"
 
 
 def evaluate(
@@ -130,9 +131,11 @@ class Evaluator:
         found = self._calls.get(id(node))
         if found is None:
             if node.op not in self.ops:
+                reason = UNDEFINED.get(node.op)
+                told, step = (f"{node.op}: {reason}", "Replace it by an input") if reason else (node.op, _ADD)
                 raise GraphError(
-                    "unknown operator", _where(node), node.op, "an operator of the vocabulary",
-                    "Add it with the register_ops hook", node=node.name, op=node.op, source=node.source,
+                    "unknown operator", _where(node), told, "an operator of the vocabulary", step,
+                    node=node.name, op=node.op, source=node.source,
                 )  # fmt: skip
             spec = self.ops[node.op]
             check_inputs(spec, [bool(name) for name in node.inputs], _where(node))

@@ -21,6 +21,7 @@ from .define import operator
 from .vocabulary import (
     CONTROL_FLOW,
     DTYPE_ATTRIBUTES,
+    UNDEFINED,
     Vocabulary,
     check_inputs,
     complete,
@@ -33,6 +34,7 @@ from .vocabulary import (
 __all__ = [
     "CONTROL_FLOW",
     "DTYPE_ATTRIBUTES",
+    "UNDEFINED",
     "Backend",
     "Vocabulary",
     "backend_of",

@@ -86,7 +86,8 @@ def pad_spatial(xp: Any, x: Any, pads: Sequence[tuple[int, int]], value: Any) ->
     return x
 
 
-def _conv_shape(inputs: Inputs, attributes: Attributes) -> tuple[Extent, ...] | None:
+def conv_shape(inputs: Inputs, attributes: Attributes) -> tuple[Extent, ...] | None:
+    """The shape of inputs 0 and 1 convolved."""
     x, w = operand(inputs, 0), operand(inputs, 1)
     if x.shape is None:
         return None
@@ -114,14 +115,15 @@ def _conv_shape(inputs: Inputs, attributes: Attributes) -> tuple[Extent, ...] | 
 
 
 def _conv_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
-    return [(operand(inputs, 0).dtype, _conv_shape(inputs, attributes))]
+    return [(operand(inputs, 0).dtype, conv_shape(inputs, attributes))]
 
 
 def _channels(xp: Any, bias: Any, rank: int) -> Any:
     return xp.ns.reshape(bias, (1, bias.shape[0], *[1] * (rank - 2)))
 
 
-def _correlate(xp: Any, x: Any, w: Any, attributes: Mapping[str, Any]) -> Any:
+def correlate(xp: Any, x: Any, w: Any, attributes: Mapping[str, Any]) -> Any:
+    """``x``, padded with 0 as the attributes say, convolved with ``w``."""
     n = x.ndim - 2
     pads = window_pads(attributes, x.shape[2:], tuple(w.shape[2:]))
     x = pad_spatial(xp, x, [(int(a or 0), int(b or 0)) for a, b in pads], 0)
@@ -131,12 +133,12 @@ def _correlate(xp: Any, x: Any, w: Any, attributes: Mapping[str, Any]) -> Any:
 
 @operator("Conv", "x w bias?", infer=_conv_type, attributes=GEOMETRY)
 def conv(xp: Any, x: Any, w: Any, bias: Any = None, **attributes: Any) -> Any:
-    y = _correlate(xp, x, w, attributes)
+    y = correlate(xp, x, w, attributes)
     return y if bias is None else y + _channels(xp, bias, y.ndim)
 
 
 def _conv_integer_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
-    return [("int32", _conv_shape(inputs, attributes))]
+    return [("int32", conv_shape(inputs, attributes))]
 
 
 @operator("ConvInteger", "x w x_zero_point? w_zero_point?", infer=_conv_integer_type, attributes=GEOMETRY)
@@ -147,7 +149,7 @@ def conv_integer(xp: Any, x: Any, w: Any, zx: Any = None, zw: Any = None, **attr
     if zw is not None:
         zw = xp.cast(zw, "int32")
         w = w - (xp.ns.reshape(zw, (-1, *[1] * (w.ndim - 1))) if zw.ndim == 1 else zw)
-    return _correlate(xp, x, w, attributes)
+    return correlate(xp, x, w, attributes)
 
 
 def _transposed_pads(

@@ -15,7 +15,8 @@ from .inference import Attributes, Constants, Extent, Inputs, Type, axis_of, fai
 def wrapped(xp: Any, index: Any, extent: int) -> Any:
     """int64 indices with the negative ones counted from the end; :class:`IndexError` outside ``[-extent, extent)``.
 
-    Only host arrays are checked: on a GPU the check would wait for the stream.
+    Only host arrays are checked: on a GPU the check would wait for the stream. There CuPy takes an element modulo the
+    extent and torch ends the process's CUDA context by an assertion; constant indices are checked by inference.
     """
     index = xp.cast(index, "int64")
     if xp.name == "numpy" and index.size and not (-extent <= index.min() and index.max() < extent):
@@ -23,11 +24,19 @@ def wrapped(xp: Any, index: Any, extent: int) -> Any:
     return xp.ns.where(index < 0, index + extent, index)
 
 
+def _inside(indices: tuple[int, ...] | None, extent: Extent) -> None:
+    """:class:`GraphError` for a constant index outside a known extent."""
+    if indices and isinstance(extent, int) and not (-extent <= min(indices) and max(indices) < extent):
+        bad = next(i for i in indices if not -extent <= i < extent)
+        fail(f"index {bad}", f"one of [{-extent}, {extent})")
+
+
 def _gather_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
     x, index = operand(inputs, 0), operand(inputs, 1)
     if x.shape is None or index.shape is None:
         return [(x.dtype, None)]
     axis = axis_of(attributes["axis"], len(x.shape))
+    _inside(known_ints(constants, 1), x.shape[axis])
     return [(x.dtype, (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..dtypes import dtype
+from .convolution import GEOMETRY, conv_shape, correlate
 from .define import operator, specs_in
 from .elementwise import without_overflow
 from .inference import Attributes, Constants, Inputs, Type, operand
@@ -128,6 +129,47 @@ def q_linear_matmul(xp: Any, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any,
     scale = xp.cast(left, "float64") * xp.cast(sb, "float64") / xp.cast(sy, "float64")
     zero = xp.asarray(xp.to_numpy(zy).astype("float64"))
     return saturate(xp, xp.ns.round(exact * scale) + zero, xp.name_of(zy))
+
+
+def _quantized_conv_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    return [(operand(inputs, 7).dtype, conv_shape([inputs[0], inputs[3]], attributes))]
+
+
+@operator(
+    "QLinearConv",
+    "x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point bias?",
+    infer=_quantized_conv_type,
+    attributes=GEOMETRY,
+    host=("y_zero_point",),
+)
+def q_linear_conv(
+    xp: Any,
+    x: Any,
+    sx: Any,
+    zx: Any,
+    w: Any,
+    sw: Any,
+    zw: Any,
+    sy: Any,
+    zy: Any,
+    bias: Any = None,
+    **attributes: Any,
+) -> Any:
+    """As ONNX QLinearConv: the integer convolution with its bias, rescaled in float and quantised once."""
+
+    def per_filter(v: Any, rank: int) -> Any:
+        return xp.ns.reshape(v, (-1, *[1] * rank)) if v.ndim == 1 and v.shape[0] > 1 else xp.ns.reshape(v, ())
+
+    n = x.ndim - 2
+    left = xp.cast(x, "int64") - xp.cast(xp.ns.reshape(zx, ()), "int64")
+    right = xp.cast(w, "int64") - xp.cast(per_filter(zw, n + 1), "int64")
+    exact = correlate(xp, left, right, attributes)
+    if bias is not None:
+        exact = exact + xp.cast(per_filter(bias, n), "int64")
+    scale = xp.cast(xp.ns.reshape(sx, ()), "float64") * xp.cast(per_filter(sw, n), "float64")
+    scale = scale / xp.cast(xp.ns.reshape(sy, ()), "float64")
+    zero = xp.asarray(xp.to_numpy(zy).astype("float64").reshape(()))
+    return saturate(xp, xp.ns.round(xp.cast(exact, "float64") * scale) + zero, xp.name_of(zy))
 
 
 OPS = specs_in(globals())

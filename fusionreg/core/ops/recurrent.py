@@ -16,9 +16,9 @@ _SHARED: Mapping[str, Any] = {
     "activation_alpha": (),
     "activation_beta": (),
     "activations": (),
-    "clip": 0.0,
+    "clip": None,
     "direction": "forward",
-    "hidden_size": 0,
+    "hidden_size": None,
     "layout": 0,
 }
 
@@ -57,6 +57,8 @@ _ACTIVATIONS: Mapping[str, tuple[float | None, float | None, Callable[[Any, Any]
 def _activations(attributes: Mapping[str, Any], default: Sequence[str], directions: int) -> list[list[Activation]]:
     """The activations of every direction; alpha and beta go, in order, to those that take one."""
     names = tuple(attributes["activations"]) or tuple(default) * directions
+    if len(names) == 2 * len(default):  # RNN's default is that of two directions
+        names = names[: len(default) * directions]
     if len(names) != len(default) * directions:
         fail(f"{len(names)} activations", f"{len(default)} for each of {directions} directions")
     numbers = [list(attributes["activation_alpha"]), list(attributes["activation_beta"])]
@@ -80,7 +82,7 @@ def _type(gates: int, states: int) -> Callable[[Inputs, Attributes, Constants], 
         if attributes["direction"] not in ("forward", "reverse", "bidirectional"):
             fail(f"direction {attributes['direction']!r}", "forward, reverse or bidirectional")
         directions: Extent = 2 if attributes["direction"] == "bidirectional" else 1
-        hidden: Extent = attributes["hidden_size"] or None
+        hidden: Extent = attributes["hidden_size"]
         for v, rank in ((x, 3), (w, 3), (r, 3)):
             if v.shape is not None and len(v.shape) != rank:
                 fail(f"{v.name} of rank {len(v.shape)}", f"rank {rank}")
@@ -152,7 +154,7 @@ def _run(
     return (y, *last)
 
 
-def _clipped(xp: Any, x: Any, clip: float) -> Any:
+def _clipped(xp: Any, x: Any, clip: float | None) -> Any:
     return xp.ns.clip(x, -clip, clip) if clip else x
 
 
@@ -173,7 +175,7 @@ def _recurrent(xp: Any, state: Any, r: Any) -> Any:
     "x w r bias? sequence_lens? initial_h?",
     outputs="y? y_h?",
     infer=_type(1, 1),
-    attributes=_SHARED,
+    attributes={**_SHARED, "activations": ("Tanh", "Tanh")},
 )
 def rnn(xp: Any, x: Any, w: Any, r: Any, bias: Any = None, lens: Any = None, h: Any = None, **attributes: Any) -> Any:
     """As ONNX RNN: h' = f(x·wᵀ + h·rᵀ + biases)."""

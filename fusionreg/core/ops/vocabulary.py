@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 from ..dtypes import from_onnx
@@ -40,6 +41,14 @@ MODULES = (
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 """Operators that run sub-graphs: the evaluator knows them, no :class:`OpSpec` does."""
+
+_STREAM = "its random stream is the library's own: ONNX defines none, so no second implementation can be compared"
+UNDEFINED: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), _STREAM
+    )
+)
+"""Operators of ONNX that have no one meaning, and why: left out of the vocabulary for good."""
 
 DTYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type", "softmax_precision"})
 """Attributes that hold a dtype: its name here (``"float16"``), a number in ONNX."""

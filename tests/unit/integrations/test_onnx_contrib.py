@@ -157,7 +157,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("kind", list(MASKS))
 @pytest.mark.parametrize("attributes", [{}, {"unidirectional": 1}, {"scale": 0.3}])
 def test_attention(kind: str, attributes: dict) -> None:
     constants = {"w": normal(D, 3 * D), "b": normal(3 * D)}

@@ -105,6 +105,8 @@ def test_split_counts() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda: shape_of("Gather", (5, 64), ints(4, -5, 5)), "index 5"),
+        (lambda: shape_of("Gather", ("N", 3), ints(-4), axis=1), "index -4"),
         (lambda: shape_of("Add", (2, 3), (2, 4)), r"extents \[3, 4\]"),
         (lambda: shape_of("MatMul", (2, 3), (4, 5)), "inner extents 3 and 4"),
         (lambda: shape_of("MatMul", (), (4, 5)), "rank 0"),

@@ -84,7 +84,7 @@ def check(op: str, given: list, attributes: dict) -> None:
 
 @pytest.mark.parametrize(
     ("op", "direction", "optional"),
-    product(GATES, ("forward", "reverse", "bidirectional"), (False, True)),
+    list(product(GATES, ("forward", "reverse", "bidirectional"), (False, True))),
 )
 def test_directions_lengths_and_states(op: str, direction: str, optional: bool) -> None:
     check(op, operands(op, 1 + (direction == "bidirectional"), optional), {"direction": direction})
@@ -156,7 +156,7 @@ def test_weights_that_do_not_fit(attributes: dict, message: str) -> None:
         ours("LSTM", operands("LSTM", 1, False), attributes)
 
 
-@pytest.mark.parametrize("activations", [("Wobble",), ("Tanh", "Tanh")])
+@pytest.mark.parametrize("activations", [("Wobble",), ("Tanh",) * 3])
 def test_activations_that_do_not_fit(activations: tuple) -> None:
     with pytest.raises(GraphError, match="activation"):
         ours("RNN", operands("RNN", 1, False), {"activations": activations})

@@ -86,7 +86,7 @@ def test_affine_grid_is_torchs(align: int, size: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "corners", "ratio"), product(("avg", "max"), ("half_pixel", "output_half_pixel"), (0, 2))
+    ("mode", "corners", "ratio"), list(product(("avg", "max"), ("half_pixel", "output_half_pixel"), (0, 2)))
 )
 def test_roi_align(mode: str, corners: str, ratio: int) -> None:
     x = np.abs(RNG.standard_normal((2, 3, 8, 9))).astype(np.float32)
