@@ -21,8 +21,14 @@ from .values import largest, tiny
 #: A pool of fewer elements says too little about the chain's error.
 POOL = 32
 
+#: Rows of fewer elements are pooled with their neighbours: a value that cancelled has no fair share of its own.
+NARROW = 16
+
 #: A row may lend the others an error of at most this many times what is usual among rows, relative to their size.
 UNUSUAL = 16.0
+
+#: Usual is what this fraction of the rows stays below: dropout alone makes rows of two kinds, half of them each.
+USUAL = 0.75
 
 
 #: Error of the float64 reference itself, relative to the largest value of a row; it matters for float64 outputs alone.
@@ -70,20 +76,34 @@ def pooled(errors: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> np.ndar
 
     An element, and with structured values a whole row, of the chain may be right by luck. So it is the largest error of
     the element's own row (last axis), or what other rows show relative to their largest value, whichever is more; a
-    freak row lends the others at most :data:`UNUSUAL` times the median. Errors that are not finite (an overflowed
-    chain) do not count.
+    freak row lends the others at most :data:`UNUSUAL` times what is usual. A row that cancels, so that the chain's
+    error exceeds all its values, says nothing relative to them: such rows lend one another their error as it is.
+    Errors that are not finite (an overflowed chain) do not count.
     """
     if not errors[0].size:
         return errors[0]
     width = errors[0].shape[-1] if errors[0].ndim else 1
-    worst = [np.where(np.isfinite(e), e, 0.0).reshape(-1, width).max(axis=1) for e in errors]
-    largest = [np.abs(np.where(np.isfinite(x), x, 0.0)).reshape(-1, width).max(axis=1) for x in exact]
+    rows = errors[0].size // width
+    starts = np.arange(0, rows, max(1, -(-NARROW // width)))  # rows too narrow to say anything are taken together
+
+    def largest_of(values: np.ndarray) -> np.ndarray:
+        finite = np.where(np.isfinite(values), np.abs(values), 0.0).reshape(-1, width).max(axis=1)
+        return np.maximum.reduceat(finite, starts)
+
+    worst, largest = [largest_of(e) for e in errors], [largest_of(x) for x in exact]
     pairs = zip(worst, largest, strict=True)
     ratios = np.concatenate([np.divide(w, s, out=np.zeros_like(w), where=s > 0) for w, s in pairs])
-    shown = ratios[ratios > 0]
-    usual = min(shown.max(), UNUSUAL * float(np.median(shown))) if shown.size else 0.0
-    allowed = np.maximum(worst[0], usual * largest[0])
-    return np.broadcast_to(allowed[:, None], (allowed.size, width)).reshape(errors[0].shape)
+    allowed = np.maximum(worst[0], _usual(ratios) * largest[0])
+    noise = _usual(np.concatenate([np.where(w > s, w, 0.0) for w, s in zip(worst, largest, strict=True)]))
+    allowed = np.where(largest[0] < noise, np.maximum(allowed, noise), allowed)
+    every_row = np.repeat(allowed, np.diff(np.append(starts, rows)))
+    return np.broadcast_to(every_row[:, None], (rows, width)).reshape(errors[0].shape)
+
+
+def _usual(shown: np.ndarray) -> float:
+    """The largest of the positive numbers, but no freak among them."""
+    shown = shown[shown > 0]
+    return min(shown.max(), UNUSUAL * float(np.quantile(shown, USUAL))) if shown.size else 0.0
 
 
 def compare(

@@ -8,6 +8,7 @@ from typing import Any
 from .activations import sigmoid_of
 from .define import operator, specs_in
 from .inference import Attributes, Constants, Inputs, Type, axis_of, operand, same
+from .normalization import scale_to_unit, standardise
 from .reductions import mean_of, sum_of
 
 
@@ -87,19 +88,26 @@ def _norm_grad_type(inputs: Inputs, attributes: Attributes, constants: Constants
 
 @operator(
     "fusionreg::LayerNormalizationGrad",
-    "dy x scale mean inv_std_dev",
+    "dy x scale mean? inv_std_dev?",
     outputs="dx dscale? dbias?",
     infer=_norm_grad_type,
-    attributes={"axis": -1},
+    attributes={"axis": -1, "epsilon": 1e-5},
 )
-def layer_normalization_grad(xp: Any, dy: Any, x: Any, scale: Any, mean: Any, inv_std_dev: Any, *, axis: int) -> Any:
+def layer_normalization_grad(
+    xp: Any, dy: Any, x: Any, scale: Any, mean: Any = None, inv_std_dev: Any = None, *, axis: int, epsilon: float
+) -> Any:
     """With h = (x - mean) · inv_std_dev and g = dy · scale: dx = inv_std_dev (g - mean(g) - h mean(g h)).
 
     dscale = Σ dy h and dbias = Σ dy over the axes before ``axis``; scale has the shape of the axes from ``axis`` on.
+    Statistics that are left out are those of x with ``epsilon``.
     """
     axis = axis_of(axis, x.ndim)
     inner, outer = tuple(range(axis, x.ndim)), tuple(range(axis))
-    h, g = (x - mean) * inv_std_dev, dy * scale
+    g = dy * scale
+    if mean is None or inv_std_dev is None:
+        h, _, inv_std_dev = standardise(xp, x, inner, epsilon)
+    else:
+        h = (x - mean) * inv_std_dev
     dx = inv_std_dev * (g - mean_of(xp, g, inner) - h * mean_of(xp, g * h, inner))
     return dx, sum_of(xp, dy * h, outer, False), sum_of(xp, dy, outer, False)
 
@@ -119,8 +127,8 @@ def rms_normalization_grad(xp: Any, dy: Any, x: Any, scale: Any, *, axis: int, e
     """With r = 1/√(mean(x²) + epsilon), h = x r and g = dy · scale: dx = r (g - h mean(g h)), dscale = Σ dy h."""
     axis = axis_of(axis, x.ndim)
     inner, outer = tuple(range(axis, x.ndim)), tuple(range(axis))
-    r = 1.0 / xp.ns.sqrt(mean_of(xp, x * x, inner) + epsilon)
-    h, g = x * r, dy * scale
+    h, r = scale_to_unit(xp, x, inner, epsilon)
+    g = dy * scale
     return r * (g - h * mean_of(xp, g * h, inner)), sum_of(xp, dy * h, outer, False)
 
 

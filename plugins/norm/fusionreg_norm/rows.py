@@ -7,8 +7,9 @@ statistics cost 8 a row and a saved mask one bit an element.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance
 
 from .workloads import workloads
 
@@ -30,6 +31,12 @@ PENDING = "no GPU has run it yet"
 
 #: Longest row that a block keeps in registers.
 LONGEST = 32768
+
+_SUMS = Tolerance(
+    dtype="float32",
+    ulp=2.0,
+    reason="a row carries the rounding of mean, variance and root; the chain's sums, in another order, round elsewhere",
+)
 
 #: What a fusion does before it normalises; templates read all of these.
 _PARTS = ("MEAN", "GELU", "TANH", "DROPOUT", "RESIDUAL", "H_OUT")
@@ -55,7 +62,11 @@ def _forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
             summary="the row in registers, read once; a warp or a block to a row",
             requires=(f"N <= {LONGEST}",),
             params={"VEC": (8, 4, 1), "LANES": (32, 128, 256, 512, 1024), "VALUES": (8, 16, 24, 32)},
-            valid=(_whole(tensors), "N <= LANES * VALUES"),
+            valid=(
+                _whole(tensors),
+                "N <= LANES * VALUES",
+                "VALUES >= (8 if LANES == 32 else 16 if LANES == 128 else 24)",
+            ),
             constants={**_constants(parts), "THREADS": "max(LANES, 128)"},
             grid="ceildiv(M * LANES, THREADS)",
             block="THREADS",
@@ -66,12 +77,63 @@ def _forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
             pending=PENDING,
             template="row_long.cu.j2",
             summary="a row of any length to a block, read three times",
-            params={"VEC": (8, 4, 1), "THREADS": (512,)},
+            params={"VEC": (8, 4, 1), "THREADS": (256, 512)},
             valid=(_whole(tensors),),
             constants=_constants(parts),
             grid="M",
             block="THREADS",
             estimate=f"4e-6 + 2 * {seconds} / (4e12 if VEC > 1 else 1e12)",
+        ),
+    )
+
+
+def _backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tuple[KernelSpec, ...]:
+    """Sums over rows need a barrier over the grid: a cooperative launch of as many blocks as are resident at once.
+
+    One block of 512 threads, at most 128 registers each, fits any multiprocessor: the 132 of an H200, and at least 64
+    of the parts before it.
+    """
+    seconds = f"{rows} * M * N * bits(T) / 8"
+    columns = 2 if "MEAN" in parts else 1
+
+    def kernel(name: str, summary: str, template: str, threads: str, at_once: str, **fields: Any) -> KernelSpec:
+        blocks = f"max(1, min(ceildiv(M, {at_once}), 132 if has(cluster) else 64))"
+        return KernelSpec(
+            name=name,
+            pending=PENDING,
+            summary=summary,
+            template=template,
+            constants={**_constants(parts), "THREADS": threads},
+            grid=blocks,
+            block="THREADS",
+            cooperative=True,
+            workspace=f"{blocks} * {at_once} * {columns} * max(N, 1) * 4",
+            min_blocks=1,
+            **fields,
+        )
+
+    speed = "/ (4e12 if VEC > 1 else 1e12)"
+    return (
+        kernel(
+            "rows",
+            "x and dy in registers, read once; one, two or four rows of a block at once",
+            "row_backward.cu.j2",
+            "512",
+            "(512 // LANES)",
+            requires=(f"N <= {512 * 24}",),
+            params={"VEC": (8, 4, 1), "LANES": (128, 256, 512), "VALUES": (8, 16, 24)},
+            valid=(_whole(tensors), "N <= LANES * VALUES"),
+            estimate=f"6e-6 + {seconds} {speed}",
+        ),
+        kernel(
+            "long",
+            "rows of any length, x read four times and dy twice",
+            "row_backward_long.cu.j2",
+            "256",
+            "1",
+            params={"VEC": (8, 4, 1)},
+            valid=(_whole(tensors),),
+            estimate=f"9e-6 + 2 * {seconds} {speed}",
         ),
     )
 
@@ -99,6 +161,7 @@ def _fusion(
         attributes=attributes,
         constraints=("0 <= p and p <= 1",) if "p" in attributes else (),
         cases=cases,
+        tolerances=(_SUMS,),
         workloads=workloads(words),
         kernels=kernels,
         tags=("norm", *tags),
@@ -182,4 +245,75 @@ DROPOUT_RESIDUAL_LAYERNORM = _fusion(
     ("training",),
 )
 
-FUSIONS = (LAYERNORM, RMSNORM, RESIDUAL_RMSNORM, GELU_DROPOUT_LAYERNORM, DROPOUT_RESIDUAL_LAYERNORM)
+LAYERNORM_BACKWARD = _fusion(
+    "layernorm_backward",
+    "gradients of LayerNorm: dx, dscale, dbias",
+    "dx, dscale, dbias = fusionreg.LayerNormalizationGrad(dy, x, scale, epsilon=epsilon)",
+    {"dy": ROW, "x": ROW, "scale": "T[N]"},
+    {"dx": ROW, "dscale": "T[N]", "dbias": "T[N]"},
+    EPSILON,
+    _backward({"MEAN": "1"}, ("dy", "x", "scale", "dx"), 3),
+    tags=("training", "backward"),
+)
+
+RMSNORM_BACKWARD = _fusion(
+    "rmsnorm_backward",
+    "gradients of RMSNorm: dx, dscale",
+    "dx, dscale = fusionreg.RMSNormalizationGrad(dy, x, scale, epsilon=epsilon)",
+    {"dy": ROW, "x": ROW, "scale": "T[N]"},
+    {"dx": ROW, "dscale": "T[N]"},
+    EPSILON,
+    _backward({}, ("dy", "x", "scale", "dx"), 3),
+    tags=("training", "backward"),
+)
+
+RESIDUAL_RMSNORM_BACKWARD = _fusion(
+    "residual_rmsnorm_backward",
+    "gradients of residual RMSNorm: dx, which is dresidual too, and dscale; h is the sum that the forward pass gave",
+    "r, dscale = fusionreg.RMSNormalizationGrad(dy, h, scale, epsilon=epsilon)\ndx = Add(r, dh)",
+    {"dy": ROW, "dh": ROW, "h": ROW, "scale": "T[N]"},
+    {"dx": ROW, "dscale": "T[N]"},
+    EPSILON,
+    _backward({"H_OUT": "1"}, ("dy", "dh", "h", "scale", "dx"), 4),
+    tags=("training", "backward"),
+)
+
+GELU_DROPOUT_LAYERNORM_BACKWARD = _fusion(
+    "gelu_dropout_layernorm_backward",
+    "gradients of LayerNorm(dropout(gelu(x))): dx, dscale, dbias; the mask is made again from rng",
+    f"{GELU_STEP}dv, dscale, dbias = fusionreg.LayerNormalizationGrad(dy, v, scale, epsilon=epsilon)\n"
+    "dg = fusionreg.Dropout(dv, rng, p=p)\n"
+    "dx = fusionreg.GeluGrad(dg, x, approximate=approximate)",
+    {"dy": ROW, "x": ROW, **RNG, "scale": "T[N]"},
+    {"dx": ROW, "dscale": "T[N]", "dbias": "T[N]"},
+    {**DROPOUT, **GELU, **EPSILON},
+    _backward({"MEAN": "1", "GELU": "1", "TANH": TANH, "DROPOUT": "1"}, ("dy", "x", "scale", "dx"), 3),
+    _DROPOUT_CASES,
+    ("S6", "training", "backward"),
+)
+
+DROPOUT_RESIDUAL_LAYERNORM_BACKWARD = _fusion(
+    "dropout_residual_layernorm_backward",
+    "gradients of LayerNorm(dropout(x) + residual): dx, dresidual, dscale, dbias; the mask is made again from rng",
+    f"{ADD_STEP}dresidual, dscale, dbias = fusionreg.LayerNormalizationGrad(dy, v, scale, epsilon=epsilon)\n"
+    "dx = fusionreg.Dropout(dresidual, rng, p=p)",
+    {"dy": ROW, "x": ROW, **RNG, "residual": ROW, "scale": "T[N]"},
+    {"dx": ROW, "dresidual": ROW, "dscale": "T[N]", "dbias": "T[N]"},
+    {**DROPOUT, **EPSILON},
+    _backward({"MEAN": "1", "DROPOUT": "1", "RESIDUAL": "1"}, ("dy", "x", "residual", "scale", "dx", "dresidual"), 5),
+    _DROPOUT_CASES,
+    ("training", "backward"),
+)
+
+FUSIONS = (
+    LAYERNORM,
+    LAYERNORM_BACKWARD,
+    RMSNORM,
+    RMSNORM_BACKWARD,
+    RESIDUAL_RMSNORM,
+    RESIDUAL_RMSNORM_BACKWARD,
+    GELU_DROPOUT_LAYERNORM,
+    GELU_DROPOUT_LAYERNORM_BACKWARD,
+    DROPOUT_RESIDUAL_LAYERNORM,
+    DROPOUT_RESIDUAL_LAYERNORM_BACKWARD,
+)
