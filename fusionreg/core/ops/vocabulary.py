@@ -36,6 +36,7 @@ MODULES = (
     "recurrent",
     "sampling",
     "selecting",
+    "spectral",
     "random",
 )
 
@@ -50,7 +51,7 @@ UNDEFINED: Mapping[str, str] = MappingProxyType(
 )
 """Operators of ONNX that have no one meaning, and why: left out of the vocabulary for good."""
 
-DTYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type", "softmax_precision"})
+DTYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision"})
 """Attributes that hold a dtype: its name here (``"float16"``), a number in ONNX."""
 
 
