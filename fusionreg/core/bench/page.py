@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import MissingDependencyError
 from .listing import ceilings, number
-from .results import Column, Result, Results
+from .results import Column, Result, Results, Run
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5d6772; --page: #fff; --line: #d9dee3; --ours: #1a7f4b;
@@ -78,7 +78,7 @@ def page(results: Results) -> str:
     ]
     for fusion, rows in groups.items():
         body.append(f"<h2>{escape(fusion)}</h2>")
-        body += [_workload(row) for row in rows]
+        body += [_workload(row, results.runs[row.run]) for row in rows]
     body += ["<h2>Environment</h2>", *(_environment(r.environment) for r in results.runs)]
     title = f"fusionreg on {escape(results.gpu)}"
     return (
@@ -97,7 +97,7 @@ def _key() -> str:
     return f'<p class="key">{spans}</p>'
 
 
-def _workload(row: Result) -> str:
+def _workload(row: Result, run: Run) -> str:
     timed = [c for c in row.columns if c.time]
     shown = [c.time.median for c in timed if c.time and (c.name == row.chosen or not c.ours)]  # slow siblings are cut
     longest = max([*shown, row.floor_ms, row.goal_ms or 0.0]) or 1.0
@@ -105,6 +105,7 @@ def _workload(row: Result) -> str:
     facts += [f"{row.of_floor:.0%} of the floor's rate" if row.of_floor else ""]
     facts += [f"{number(row.to_best)} × the best competitor" if row.to_best else ""]
     facts += [f"{number(row.to_goal)} × the goal" if row.to_goal else ""]
+    facts += [_moved(row, run)]
     small = " · ".join(escape(f) for f in facts if f)
     parts = [f'<section class="workload"><h3>{escape(row.workload)} <small>{small}</small></h3>']
     if row.reason:
@@ -119,6 +120,15 @@ def _workload(row: Result) -> str:
     peer = f"<pre>{escape(row.peer)}</pre>" if row.peer else ""
     parts.append(f"<details><summary>problem</summary><p>{escape(row.problem)}</p>{peer}</details></section>")
     return "".join(parts)
+
+
+def _moved(row: Result, run: Run) -> str:
+    """Bytes per second against the ceiling of the row's read:write mix."""
+    moved = row.read + row.written
+    if not row.ours_ms or row.bound != "memory" or not moved:
+        return ""
+    ceiling = run.ceilings.rate(row.read, row.written)
+    return f"{moved / row.ours_ms / 1e9:.2f} of {ceiling / 1e12:.2f} TB/s ({row.written / moved:.0%} written)"
 
 
 def _bar(c: Column, row: Result, longest: float, marks: str) -> str:
