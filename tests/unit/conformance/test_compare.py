@@ -79,14 +79,30 @@ def test_twice_the_chains_error_is_admitted():
 
 
 def test_rows_lend_their_relative_error_to_rows_that_were_lucky():
-    exact = np.array([[100.0, 50.0], [1.0, 0.5]])
-    errors = np.array([[0.25, 0.0], [0.0, 0.0]])
-    np.testing.assert_array_equal(pooled([errors], [exact]), [[0.25, 0.25], [0.0025, 0.0025]])
+    exact = np.array([[100.0, 50.0] * 8, [1.0, 0.5] * 8])
+    errors = np.zeros((2, 16))
+    errors[0, 0] = 0.25
+    np.testing.assert_array_equal(pooled([errors], [exact]), [[0.25] * 16, [0.0025] * 16])
+
+
+def test_narrow_rows_are_pooled_with_their_neighbours():
+    exact, errors = np.ones((32, 1)), np.full((32, 1), 1e-7)
+    exact[5], errors[5] = 1e-3, 1e-9  # it cancelled, and the chain was right there by luck
+    allowed = pooled([errors], [exact])
+    assert allowed.shape == (32, 1) and allowed[5, 0] == 1e-7
+    column = np.ones((16, 1))
+    exact, chain = column.copy(), column * (1 + 1e-7)
+    exact[0] = chain[0] = 1e-3
+    near, far = exact.copy(), exact.copy()
+    near[0] += 1.5e-7
+    far[0] += 3e-7
+    assert judge(near, exact, chain, "float32").passed
+    assert not judge(far, exact, chain, "float32").passed
 
 
 def test_a_freak_row_lends_sixteen_times_the_median_at_most():
-    exact = np.ones((8, 4))
-    errors = np.full((8, 4), 1e-6)
+    exact = np.ones((8, 16))
+    errors = np.full((8, 16), 1e-6)
     errors[3] = 0.5
     allowed = pooled([errors], [exact])
     np.testing.assert_allclose(allowed[:, 0], [16e-6] * 3 + [0.5] + [16e-6] * 4)
