@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-
 #: Up to this many names are listed where none is near.
 FEW = 6
 
