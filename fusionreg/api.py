@@ -20,17 +20,20 @@ if TYPE_CHECKING:
     from fusionreg.model import FusedModel
 
 
-def load_registry(*, strict: bool = False, device: str = "auto", **options: Any) -> Registry:
+def load_registry(
+    *, strict: bool = False, device: str = "auto", frozen: bool = False, **options: Any
+) -> Registry:
     """Discovers, loads and validates every installed plugin.
 
     Args:
         strict: raise for the first plugin that fails, instead of keeping it as a row in ``failures``.
         device: where calls run: ``auto`` (by the arrays), ``sim`` or ``cuda``.
+        frozen: use the parameters that kernels ship with, never those that ``fusionreg tune`` found on this machine.
         options: further arguments of ``core.registry.catalog.load``: ``allow``, ``deny``, ``extra_plugins``.
 
     Returns: a new, independent :class:`Registry`; nothing is kept in the module.
     """
-    return Registry(load(strict=strict, **options), device=device)
+    return Registry(load(strict=strict, **options), device=device, frozen=frozen)
 
 
 def fuse(
@@ -47,9 +50,10 @@ def fuse(
 class Registry(Mapping[str, FusionEntry]):
     """All fusions of one load, by name, with what can be done with them."""
 
-    def __init__(self, catalog: Catalog, device: str = "auto") -> None:
+    def __init__(self, catalog: Catalog, device: str = "auto", frozen: bool = False) -> None:
         self.catalog = catalog
         self.device = device
+        self.frozen = frozen
 
     def __getitem__(self, name: str) -> FusionEntry:
         return self.catalog[name]
@@ -78,7 +82,11 @@ class Registry(Mapping[str, FusionEntry]):
 
     @cached_property
     def runtime(self) -> Runtime:
-        return Runtime(self.catalog, device=self.device)
+        if self.frozen:
+            return Runtime(self.catalog, device=self.device)
+        from fusionreg.core.bench.tuning import TunedParameters
+
+        return Runtime(self.catalog, device=self.device, tuned=TunedParameters())
 
     def call(self, name: str, *arrays: Any, **attributes: Any) -> Any:
         """Runs one fusion on arrays.

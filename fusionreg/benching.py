@@ -1,4 +1,4 @@
-"""``fusionreg bench``: kernels against torch and libraries on the GPU of this machine."""
+"""``fusionreg bench`` and ``tune``: kernels against torch and libraries, and against themselves, on this GPU."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusionreg.core.bench import Outcome, measure, subjects
+from fusionreg.core.bench import tuning as core
+from fusionreg.core.bench.tuning import Tuned, TunedParameters
+from fusionreg.core.cache import Cache
 from fusionreg.core.errors import MissingDependencyError
-from fusionreg.core.registry.catalog import load
+from fusionreg.core.registry.catalog import Catalog, load
 
 if TYPE_CHECKING:
     from fusionreg.core.bench.measure import Progress
+    from fusionreg.integrations.torch.bench import TorchBench
 
 FOLDER = Path("benchmarks/results")
 
@@ -22,6 +26,7 @@ def bench(
     only: Sequence[str] = (),
     out: Path = FOLDER,
     again: bool = False,
+    frozen: bool = False,
     time_limit: float | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
@@ -32,11 +37,35 @@ def bench(
         only: patterns of workload names or rows.
         out: folder of result files, one per GPU.
         again: measure also what the file has figures for.
+        frozen: kernels with the parameters they ship with, not those that tuning found here.
         time_limit: seconds after which no further workload is begun.
 
     Raises: :class:`MissingDependencyError` without torch or a GPU, :class:`UnknownNameError` for a fusion or workload
     that nothing has.
     """
+    catalog, device = _device(names)
+    wanted = subjects(catalog, device.target, names, only, None if frozen else TunedParameters())
+    return measure(wanted, device, out, again=again, time_limit=time_limit, progress=progress)
+
+
+def tune(
+    names: Sequence[str] = (),
+    *,
+    only: Sequence[str] = (),
+    again: bool = False,
+    time_limit: float | None = None,
+    progress: Progress | None = None,
+) -> tuple[Tuned, ...]:
+    """Tries the parameters of kernels on the workloads of fusions; later calls on this machine use the best.
+
+    Arguments and errors as for :func:`bench`.
+    """
+    catalog, device = _device(names)
+    wanted = subjects(catalog, device.target, names, only)
+    return core.tune(wanted, device, Cache(), again=again, time_limit=time_limit, progress=progress)
+
+
+def _device(names: Sequence[str]) -> tuple[Catalog, TorchBench]:
     catalog = load()
     for name in names:
         catalog[name]
@@ -46,6 +75,4 @@ def bench(
         raise MissingDependencyError(
             "cannot measure", "speed", str(e), "torch on a GPU", "Install it with: pip install 'fusionreg[torch]'"
         ) from None
-    device = TorchBench(catalog)
-    wanted = subjects(catalog, device.target, names, only)
-    return measure(wanted, device, out, again=again, time_limit=time_limit, progress=progress)
+    return catalog, TorchBench(catalog)

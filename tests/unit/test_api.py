@@ -272,3 +272,10 @@ for turn in ("before", "after"):
 print(answers)
 """
     assert fresh(code) == "[144.0, 144.0]\n"
+
+
+def test_frozen_uses_no_tuned_parameters() -> None:
+    from fusionreg.core.bench.tuning import TunedParameters
+
+    assert isinstance(fusionreg.load_registry().runtime.tuned, TunedParameters)
+    assert fusionreg.load_registry(frozen=True).runtime.tuned == {}

@@ -1,4 +1,4 @@
-"""Speed: ``bench``."""
+"""Speed: ``bench``, ``tune``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def bench(
     only: Annotated[list[str] | None, typer.Option(help="Only workloads whose name or row is like this.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of result files, one per GPU.")] = Path("benchmarks/results"),
     again: Annotated[bool, typer.Option("--again", help="Measure also what the file has figures for.")] = False,
+    frozen: Annotated[bool, typer.Option("--frozen", help="Parameters as shipped, not as tuned here.")] = False,
     time_limit: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which no further workload is begun.")
     ] = None,
@@ -47,8 +48,9 @@ def bench(
     else:
         with progress("measuring", quiet=json) as tell:
             outcome = measure(
-                fusions or (), only=only or (), out=out, again=again, time_limit=time_limit, progress=tell
-            )
+                fusions or (), only=only or (), out=out, again=again, frozen=frozen, time_limit=time_limit,
+                progress=tell,
+            )  # fmt: skip
         found, rows, ok = outcome.results, outcome.rows, outcome.ok
         left = f", {outcome.left} left for lack of time" if outcome.left else ""
         said = f"{outcome.measured} measured, {outcome.kept} kept{left}: {outcome.path}"
@@ -75,3 +77,35 @@ def show_results(found: Results, rows: tuple[Result, ...]) -> None:
         typer.echo(ceilings(found.runs[run]))
     for remark in remarks(rows):
         typer.echo(remark)
+
+
+@app.command()
+def tune(
+    fusions: Annotated[list[str] | None, typer.Argument(help="fusions; all by default")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only workloads whose name or row is like this.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Try also what the cache knows.")] = False,
+    time_limit: Annotated[
+        float | None, typer.Option(min=0, help="Seconds after which no further kernel is begun.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Tries the parameters of kernels on a GPU, after checking their numbers; later calls use the best.
+
+    Results are kept in the cache for this GPU, driver and compiler, by class of problem: extents of one power of two
+    share one. Nothing that is tuned here is used where `--frozen` is given.
+    """
+    from dataclasses import asdict
+
+    from fusionreg.benching import tune as search
+    from fusionreg.core.bench.listing import number
+
+    with progress("tuning", quiet=json) as tell:
+        found = search(fusions or (), only=only or (), again=again, time_limit=time_limit, progress=tell)
+    if json:
+        return print_json([{**asdict(t), "params": dict(t.params)} for t in found])
+    rows = [
+        (t.kernel, t.workload, " ".join(f"{k}={v}" for k, v in t.params.items()), number(t.ms), number(t.default_ms),
+         "kept" if t.kept else t.tried, t.reason)
+        for t in found
+    ]  # fmt: skip
+    table("", ("kernel", "workload", "best", "ms", "before", "tried", "remark"), rows)

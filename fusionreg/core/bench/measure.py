@@ -171,7 +171,7 @@ def measure(
         done.append(subject.key)
     if progress is not None:
         progress(len(every), len(every), "")
-    rows = tuple(row for key in done if (row := results.find(key)) is not None)
+    rows = tuple(r for r in map(results.find, done) if r is not None)
     return Outcome(results, path, rows, len(done) - kept, kept, left)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from itertools import product
@@ -14,7 +14,7 @@ from ..conformance.coverage import problem_of
 from ..conformance.reference import graph_of
 from ..conformance.trial import Trial
 from ..errors import FusionregError, SpecError, UnknownNameError
-from ..frozen import FrozenDict
+from ..frozen import EMPTY, FrozenDict
 from ..ir import Graph
 from ..ops import Vocabulary
 from ..problem import Problem, Selection, select
@@ -27,6 +27,8 @@ from .floors import Traffic
 if TYPE_CHECKING:
     from ..registry.catalog import Catalog
     from ..registry.entries import FusionEntry
+
+Tuning = Callable[["FusionEntry", Problem], Mapping[str, Mapping[str, Any]]]
 
 #: Part of every digest: raise it when a change of the method makes older figures mean something else.
 VERSION = 1
@@ -56,11 +58,14 @@ class Subject:
     ops: Vocabulary = field(repr=False)
 
     @classmethod
-    def of(cls, entry: FusionEntry, workload: Workload, target: str, ops: Vocabulary) -> Subject:
-        """:class:`SpecError` when the fusion's contract admits no such problem."""
+    def of(
+        cls, entry: FusionEntry, workload: Workload, target: str, ops: Vocabulary, tuned: Tuning | None = None
+    ) -> Subject:
+        """:class:`SpecError` when the fusion's contract admits no such problem. ``tuned``: as the runtime has it."""
         trial, problem = _fitting(entry, workload, target)
         graph = graph_of(entry, trial, ops)
-        selection = select(entry, problem, pending=True)
+        parameters = EMPTY if tuned is None else tuned(entry, problem)
+        selection = select(entry, problem, pending=True, tuned=parameters)
         return cls(entry, workload, trial, problem, graph, Traffic.of(problem, graph, ops), selection, ops)
 
     @property
@@ -108,7 +113,13 @@ def _fitting(entry: FusionEntry, workload: Workload, target: str) -> tuple[Trial
     )  # fmt: skip
 
 
-def subjects(catalog: Catalog, target: str, names: Sequence[str] = (), only: Sequence[str] = ()) -> Iterator[Subject]:
+def subjects(
+    catalog: Catalog,
+    target: str,
+    names: Sequence[str] = (),
+    only: Sequence[str] = (),
+    tuned: Tuning | None = None,
+) -> Iterator[Subject]:
     """Every workload of the fusions ``names`` (all by default) whose name or row is like one of ``only``.
 
     Raises: :class:`UnknownNameError` for an unknown fusion, and where no workload is left.
@@ -123,4 +134,4 @@ def subjects(catalog: Catalog, target: str, names: Sequence[str] = (), only: Seq
     if not wanted:
         known = [w.name for entry in entries for w in entry.spec.workloads]
         raise UnknownNameError.among("workload", ", ".join(only or names) or "any", known)
-    return (Subject.of(entry, workload, target, catalog.ops) for entry, workload in wanted)
+    return (Subject.of(entry, workload, target, catalog.ops, tuned) for entry, workload in wanted)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..matcher.match import Match
     from ..registry.catalog import Catalog, FusionEntry
 
+Tuning = Callable[["FusionEntry", Problem, int], Mapping[str, Mapping[str, Any]]]
+
 #: The architecture that the simulator stands in for: it executes what a Hopper kernel may use.
 SIMULATED = "sm_90a"
 
@@ -61,7 +63,7 @@ class Runtime:
         cache: where compiled kernels are kept; None opens the default one at first need.
         checks: what the simulator checks (``simulator.Checks``); None is its default.
         measured: kernel key → seconds, where somebody measured; those kernels are tried first.
-        tuned: kernel key → parameters found best.
+        tuned: kernel key → parameters found best, or a function (fusion, problem, device index) → such a mapping.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Runtime:
         checks: Any = None,
         *,
         measured: Mapping[str, float] = EMPTY,
-        tuned: Mapping[str, Mapping[str, Any]] = EMPTY,
+        tuned: Mapping[str, Mapping[str, Any]] | Tuning = EMPTY,
     ) -> None:
         if device not in ("auto", "sim", "cuda"):
             raise ArgumentError("cannot run", "calls", f"device {device!r}", "auto, sim or cuda")
@@ -223,7 +225,7 @@ class Runtime:
         self._check_device(entry, call, on_gpu)
         target = device_target(call.place.ordinal) if on_gpu else SIMULATED
         problem = bind(entry, call.tensors, attributes, target)
-        selection = self._select(entry, problem, simulated=not on_gpu)
+        selection = self._select(entry, problem, simulated=not on_gpu, device=call.place.ordinal)
         if problem.empty:
             kernel = selection.accepted[0].kernel.key if selection else ""
             return Nothing(kernel, Allocation(call.library, call.place, problem))
@@ -250,8 +252,11 @@ class Runtime:
             return inner
         return Densified(inner, [i for i, n in enumerate(entry.inputs) if n in dense], call.library)
 
-    def _select(self, entry: FusionEntry, problem: Problem, simulated: bool) -> Selection:
-        found = select(entry, problem, measured=self.measured, tuned=self.tuned, pending=simulated)
+    def _select(self, entry: FusionEntry, problem: Problem, simulated: bool, device: int = 0) -> Selection:
+        tuned = self.tuned
+        if not isinstance(tuned, Mapping):
+            tuned = EMPTY if simulated else tuned(entry, problem, device)
+        found = select(entry, problem, measured=self.measured, tuned=tuned, pending=simulated)
         if not simulated:
             return found
         able = tuple(c for c in found.accepted if not c.kernel.spec.simulator)

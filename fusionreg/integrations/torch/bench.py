@@ -107,6 +107,13 @@ class TorchBench:
                 torch._dynamo.reset()
                 torch.cuda.empty_cache()
 
+    @contextmanager
+    def trials(self, subject: Subject) -> Iterator[Callable[[KernelEntry, Mapping[str, Any]], Entrant]]:
+        """As :meth:`prepare`, for kernels with parameters of the caller's; see ``core.bench.tuning``."""
+        with _settings():
+            yield Workplace(subject, self.catalog, "cuda", self._cache, self._sample).ours
+        torch.cuda.empty_cache()
+
     def _sample(self, calls: Sequence[Callable[[], Any]], mode: str) -> list[float]:
         if mode == "g":
             return _timer(self).replayed(calls[0])
@@ -164,7 +171,7 @@ class Workplace:
 
     def entrants(self) -> tuple[Entrant, ...]:
         """Our kernels, then eager and compile, then what libraries have."""
-        found = [self._ours(c.kernel) for c in self.subject.selection.accepted]
+        found = [self.ours(c.kernel, c.params) for c in self.subject.selection.accepted]
         if self.module is None:
             found += [Entrant(name, reason=self._why) for name in ("eager", "compile")]
         else:
@@ -183,14 +190,14 @@ class Workplace:
 
         return Entrant(name, check=check, sample=lambda: self._sample(calls, self.subject.workload.mode), **facts)
 
-    def _ours(self, kernel: KernelEntry) -> Entrant:
-        """The kernel alone in its fusion: each is timed as itself, whatever dispatch prefers."""
+    def ours(self, kernel: KernelEntry, params: Mapping[str, Any]) -> Entrant:
+        """The kernel alone in its fusion, with these parameters: each is timed as itself, whatever dispatch prefers."""
         entry, trial = self.subject.entry, self.subject.trial
         alone = replace(kernel, spec=kernel.spec.model_copy(update={"pending": ""}))
         only = replace(self.catalog, fusions=FrozenDict({entry.name: replace(entry, kernels=(alone,))}))
 
         def bind() -> list[Any]:
-            runtime = Runtime(only, "auto", self._cache)
+            runtime = Runtime(only, "auto", self._cache, tuned={kernel.key: params})
             bound = [
                 runtime.bind(entry.name, *(arrays.get(n) for n in entry.inputs), **trial.keywords)
                 for arrays in self.sets

@@ -11,6 +11,8 @@ import torch
 from fusionreg import benching
 from fusionreg.core.bench import Ceilings, Outcome, Spread
 from fusionreg.core.bench.results import Column, Result, Results, Run
+from fusionreg.core.bench.tuning import Tuned
+from fusionreg.core.frozen import FrozenDict
 
 
 def made(status: str = "measured") -> Results:
@@ -78,3 +80,26 @@ def test_a_run(cli, monkeypatch, tmp_path, status, code) -> None:
     )  # fmt: skip
     body = json.loads(cli("bench", "--json").out)
     assert body["gpu"] == "GPU 9" and body["format"] == "fusionreg-bench/1"
+
+
+def test_tune(cli, monkeypatch) -> None:
+    asked = {}
+
+    def tune(names, **options):
+        asked.update(options, names=names)
+        return (
+            Tuned("acme.add_relu/plain", "small", FrozenDict(BLOCK=128), 0.5, 0.75, 3),
+            Tuned("acme.add_relu/other", "small", reason="no time left"),
+        )
+
+    monkeypatch.setattr(benching, "tune", tune)
+    ran = cli("tune", "acme.add_relu", "--only", "s*", "--again", "--time-limit", "9")
+    assert ran.code == 0 and "BLOCK=128" in ran.out and "0.75" in ran.out and "no time left" in ran.out
+    assert (asked["names"], asked["only"], asked["again"], asked["time_limit"]) == (["acme.add_relu"], ["s*"], True, 9)
+    assert cli("tune", "--json").json[0]["params"] == {"BLOCK": 128}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_tune_without_a_gpu(cli) -> None:
+    ran = cli("tune", "gemm.bias")
+    assert ran.code == 1 and "finds no CUDA device" in ran.err
