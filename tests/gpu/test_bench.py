@@ -8,7 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fusionreg.core.bench import Subject, measure  # noqa: E402
+from fusionreg.core.bench.tuning import TunedParameters, tune  # noqa: E402
+from fusionreg.core.cache import Cache  # noqa: E402
 from fusionreg.core.ops import default_vocabulary  # noqa: E402
+from fusionreg.core.runtime import Runtime  # noqa: E402
 from fusionreg.core.spec import Workload  # noqa: E402
 from fusionreg.integrations.torch.bench import TorchBench  # noqa: E402
 from fusionreg.integrations.torch.timing import Timer, fastest  # noqa: E402
@@ -49,6 +52,27 @@ def test_a_wrong_kernel_is_never_timed(tmp_path) -> None:
     bench, subjects = made(tmp_path, plugin_kit.ADD_RELU.replace("bias[i % N]", "bias[0]"))
     found = measure(subjects[:1], bench, tmp_path / "results")
     assert not found.ok and found.rows[0].status == "differs" and not any(c.time for c in found.rows[0].columns)
+
+
+def test_tuning_finds_parameters_that_calls_then_use(tmp_path) -> None:
+    """Blocks of one warp waste most of the device; the found ones are kept, and give right results."""
+    text = plugin_kit.ADD_RELU.replace("256LL", "(long long)BLOCK")
+    spec = plugin_kit.add_relu(
+        workloads=ROWS[:1], kernel_params={"BLOCK": (32, 256, 1024)}, kernel_block="BLOCK",
+        kernel_grid="ceildiv(M * N, BLOCK)",
+    )  # fmt: skip
+    catalog = plugin_kit.catalog(tmp_path, {"k.cu.j2": text}, spec)
+    bench, cache = TorchBench(catalog), Cache(tmp_path / "cache")
+    subject = Subject.of(catalog["acme.add_relu"], ROWS[0], bench.target, default_vocabulary())
+    (found,) = tune([subject], bench, cache)
+    assert found.tried == 3 and found.params["BLOCK"] != 32 and found.ms < found.default_ms
+    assert tune([subject], bench, cache)[0].kept
+    tuned = TunedParameters(lambda: cache)
+    x, bias = torch.randn(8192, 4096, device="cuda").bfloat16(), torch.randn(4096, device="cuda").bfloat16()
+    entry = catalog["acme.add_relu"]
+    assert tuned(entry, subject.problem, torch.cuda.current_device()) == {"acme.add_relu/plain": found.params}
+    y = Runtime(catalog, "cuda", cache, tuned=tuned).call("acme.add_relu", x, bias)
+    torch.testing.assert_close(y.float(), torch.relu(x.float() + bias.float()), rtol=1e-2, atol=1e-2)
 
 
 def test_both_clocks_agree_on_a_long_kernel() -> None:

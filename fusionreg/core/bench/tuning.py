@@ -251,10 +251,16 @@ def device_facts(device: int = 0) -> dict[str, str]:
     """The same facts of a device, from the driver; empty where there is none."""
     try:
         cuda = driver()
-        facts = {"gpu": cuda.name(device), "target": device_target(device), "driver": cuda.version()}
+        if device >= cuda.device_count():  # which also starts the driver: names need that
+            return {}
+        return {
+            "gpu": cuda.name(device),
+            "target": device_target(device),
+            "driver": cuda.version(),
+            "nvrtc": nvrtc_version(),
+        }
     except FusionregError:
         return {}
-    return {**facts, "nvrtc": nvrtc_version()}
 
 
 class TunedParameters:

@@ -189,6 +189,18 @@ def test_a_call_uses_what_was_tuned(tmp_path, cache, monkeypatch) -> None:
     assert block(64, TunedParameters(lambda: cache, lambda device: {})) == 64
 
 
+def test_the_facts_of_a_device(monkeypatch) -> None:
+    library = fake_gpu.FakeLibrary()
+    fake_gpu.install(monkeypatch, library)
+    monkeypatch.setattr(tuning, "driver", lambda: fake_gpu.Driver(library))
+    monkeypatch.setattr(tuning, "device_target", lambda device: "sm_90a")
+    found = tuning.device_facts()
+    assert (found["gpu"], found["target"], found["driver"]) == ("Fake GPU", "sm_90a", "13.0") and found["nvrtc"]
+    assert tuning.device_facts(1) == {}
+    library.devices = 0
+    assert tuning.device_facts() == {}
+
+
 def test_nothing_is_looked_up_before_anybody_tuned(tmp_path, cache) -> None:
     def never(device):
         raise AssertionError("no driver is asked")

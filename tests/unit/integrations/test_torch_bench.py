@@ -146,6 +146,17 @@ def test_a_pending_kernel_is_timed_too(tmp_path) -> None:
     assert ours.check().ok and ours.note == "pending: not proven yet"
 
 
+def test_parameters_of_the_callers(tmp_path) -> None:
+    """The kernel runs with the parameters it is tried with: this template is right for one of them only."""
+    text = plugin_kit.ADD_RELU.replace("bias[i % N]", "bias[BLOCK == 256 ? i % N : 0]")
+    spec = plugin_kit.add_relu(workloads=(ROW,), kernel_params={"BLOCK": (128, 256)})
+    catalog = plugin_kit.catalog(tmp_path, {"k.cu.j2": text}, spec)
+    place = place_of(Subject.of(catalog["acme.add_relu"], ROW, "sm_90a", OPS), catalog)
+    kernel = catalog["acme.add_relu"].kernels[0]
+    assert place.ours(kernel, {"BLOCK": 256}).check().ok
+    assert not place.ours(kernel, {"BLOCK": 128}).check().ok
+
+
 def test_a_fusion_that_drops_elements(monkeypatch) -> None:
     """torch's mask is another, so its code is checked with nothing dropped; a wrong formula is still caught."""
     workload = Workload(name="w", axes={"M": 16, "N": 64}, dtypes={"T": "float32"}, attributes={"p": 0.5})
