@@ -15,8 +15,8 @@ from fusionreg.integrations.onnx.reference import Missing, run
 OPS = default_vocabulary()
 RNG = np.random.default_rng(23)
 SCALES = {
-    "sx": np.float32(0.0311), "zx": np.uint8(110), "sk": np.float32(0.0213), "zk": np.uint8(140), "sy": np.float32(0.04),
-    "zy": np.uint8(120),
+    "sx": np.float32(0.0311), "zx": np.uint8(110), "sk": np.float32(0.0213), "zk": np.uint8(140),
+    "sy": np.float32(0.04), "zy": np.uint8(120),
 }  # fmt: skip
 
 
