@@ -47,6 +47,18 @@ def test_the_first_rule_original_against_what_was_read():
     assert judge(chain.copy(), original, exact, chain).status is Status.PASSED
 
 
+def test_the_first_rule_where_the_model_quantises():
+    """Float64 rounded one value the other way, a whole step; the chain went the way of the original."""
+    exact = RNG.normal(size=256)
+    original = exact.astype("f")
+    original[7] += 0.1
+    assert judge(original.copy(), original, exact, original.copy()).status is Status.PASSED
+    chain = original.copy()
+    chain[9] += 0.1  # a chain that is elsewhere too explains nothing
+    found = judge(chain, original, exact, chain)
+    assert found.status is Status.INCORRECT_NUMERICAL and "as read" in found.reason
+
+
 def test_functions_into_the_unit_interval_are_right_to_one_ulp_of_one():
     """onnxruntime's Sigmoid of -20 is 0: beside float64's 2e-9 that is all of it, and nothing beside 1."""
     exact = np.full(4, 2e-9)
