@@ -88,6 +88,9 @@ class Tolerance(Record):
     """The output dtype it holds for."""
     ulp: float
     """Allowed error in units of the last place of that dtype, beside the general rule."""
+    inputs: float = 0.0
+    """Inputs of that dtype may be off by so many units of their last place: what the chain's results then change by
+    counts as its error. For results that are small differences of large terms, which the chain may hit by luck."""
     reason: str
     """Why the general rule cannot hold."""
 

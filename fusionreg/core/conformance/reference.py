@@ -6,12 +6,14 @@ machine's BLAS, and the same kernel would pass on one machine and fail on anothe
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..dtypes import dtype
 from ..evaluate.evaluator import evaluate
 from ..ops import Vocabulary, numpy_backend
 from ..pattern.instantiate import instantiate
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 #: Equal runs with other random values, at most, from which the chain's error is pooled.
 REPLICAS = 8
+
+
+#: Runs with displaced inputs.
+DISPLACED = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +68,28 @@ def reference(entry: FusionEntry, trial: Trial, arrays: Mapping[str, np.ndarray]
         for name in errors:
             exacts[name].append(again[name])
             errors[name].append(_error(rounded[name], again[name]))
+    for off in _displaced(entry, trial, arrays):
+        again = _both(graph, off, ops)[1]
+        for name in errors:
+            errors[name][0] = np.fmax(errors[name][0], _error(again[name], exact[name]))
     return Reference(exact, chain, {name: pooled(found, exacts[name]) for name, found in errors.items()})
+
+
+def _displaced(entry: FusionEntry, trial: Trial, arrays: Mapping[str, np.ndarray]) -> list[Mapping[str, np.ndarray]]:
+    """The inputs, twice, each element off by up to what the spec's tolerances say."""
+    allowed = {t.dtype: t.inputs for t in entry.spec.tolerances if t.inputs}
+    if not any(a.dtype.name in allowed for a in arrays.values()):
+        return []
+    rng = np.random.default_rng(zlib.crc32(trial.name.encode()))
+
+    def off(a: np.ndarray) -> np.ndarray:
+        step = (
+            allowed.get(a.dtype.name, 0.0) * 2.0 ** -(dtype(a.dtype.name).mantissa + 1) if a.dtype.kind == "f" else 0.0
+        )
+        return (a * (1.0 + step * rng.uniform(-1.0, 1.0, a.shape))).astype(a.dtype) if step else a
+
+    with np.errstate(all="ignore"):
+        return [{name: off(a) for name, a in arrays.items()} for _ in range(DISPLACED)]
 
 
 def _both(graph: Graph, arrays: Mapping[str, np.ndarray], ops: Vocabulary):

@@ -21,6 +21,8 @@ from .names import Problems, Scope, check_names
 
 #: Predicates that make sense before any memory is laid out: a constraint is decided when a graph is matched.
 GRAPH_PREDICATES = frozenset({"present", "rank", "shape", "form"})
+#: Units of the last place that a tolerance may displace inputs by: more would forgive a wrong approximation.
+MOST_DISPLACED = 16.0
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
@@ -327,6 +329,8 @@ def _check_tolerances(problems: Problems, entry: FusionEntry) -> None:
             problems.add(at, f"no output is {tolerance.dtype!r}", f"one of {', '.join(sorted(possible))}")
         if not isfinite(tolerance.ulp) or tolerance.ulp <= 0:
             problems.add(at, f"ulp = {tolerance.ulp}", "a positive number")
+        if not 0 <= tolerance.inputs <= MOST_DISPLACED:
+            problems.add(at, f"inputs = {tolerance.inputs}", f"a number from 0 to {MOST_DISPLACED}")
         if not tolerance.reason.strip():
             problems.add(at, "no reason", "why the general rule cannot hold")
     if len({t.dtype for t in spec.tolerances}) < len(spec.tolerances):

@@ -27,7 +27,7 @@ GELU = {
     )
 }
 
-PENDING = "no GPU has run it yet"
+PENDING = "no GPU has run all its cases yet"
 
 #: Longest row that a block keeps in registers.
 LONGEST = 32768
@@ -35,8 +35,10 @@ LONGEST = 32768
 _SUMS = Tolerance(
     dtype="float32",
     ulp=2.0,
+    inputs=2.0,
     reason="a row carries the rounding of mean, variance and root; the chain's sums, in another order, round elsewhere",
 )
+_WITH_GELU = _SUMS.model_copy(update={"inputs": 8.0, "reason": f"erfcf and expf are within 4 ulp; {_SUMS.reason}"})
 
 #: What a fusion does before it normalises; templates read all of these.
 _PARTS = ("MEAN", "GELU", "TANH", "DROPOUT", "RESIDUAL", "H_OUT")
@@ -51,13 +53,15 @@ def _whole(tensors: tuple[str, ...]) -> str:
     return f"VEC == 1 or VEC * bits(T) == 128 and N % VEC == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}"
 
 
-def _forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tuple[KernelSpec, ...]:
-    """``rows``: tensors of the row's size that move."""
+def _forward(
+    parts: Mapping[str, str], tensors: tuple[str, ...], rows: int, pending: str = ""
+) -> tuple[KernelSpec, ...]:
+    """``rows``: tensors of the row's size that move; ``pending``: why dispatch must not choose kernel ``rows`` yet."""
     seconds = f"{rows} * M * N * bits(T) / 8"
     return (
         KernelSpec(
             name="rows",
-            pending=PENDING,
+            pending=pending,
             template="row_forward.cu.j2",
             summary="the row in registers, read once; a warp or a block to a row",
             requires=(f"N <= {LONGEST}",),
@@ -74,7 +78,6 @@ def _forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
         ),
         KernelSpec(
             name="long",
-            pending=PENDING,
             template="row_long.cu.j2",
             summary="a row of any length to a block, read three times",
             params={"VEC": (8, 4, 1), "THREADS": (256, 512)},
@@ -87,7 +90,9 @@ def _forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
     )
 
 
-def _backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tuple[KernelSpec, ...]:
+def _backward(
+    parts: Mapping[str, str], tensors: tuple[str, ...], rows: int, pending: str = PENDING
+) -> tuple[KernelSpec, ...]:
     """Sums over rows need a barrier over the grid: a cooperative launch of as many blocks as are resident at once.
 
     One block of 512 threads, at most 128 registers each, fits any multiprocessor: the 132 of an H200, and at least 64
@@ -100,7 +105,7 @@ def _backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> 
         blocks = f"max(1, min(ceildiv(M, {at_once}), 132 if has(cluster) else 64))"
         return KernelSpec(
             name=name,
-            pending=PENDING,
+            pending=pending,
             summary=summary,
             template=template,
             constants={**_constants(parts), "THREADS": threads},
@@ -161,7 +166,7 @@ def _fusion(
         attributes=attributes,
         constraints=("0 <= p and p <= 1",) if "p" in attributes else (),
         cases=cases,
-        tolerances=(_SUMS,),
+        tolerances=(_WITH_GELU if "approximate" in attributes else _SUMS,),
         workloads=workloads(words),
         kernels=kernels,
         tags=("norm", *tags),
@@ -228,7 +233,7 @@ GELU_DROPOUT_LAYERNORM = _fusion(
     {"x": ROW, **RNG, "scale": "T[N]", "bias": "T[N]"},
     {"y": ROW},
     {**DROPOUT, **GELU, **EPSILON},
-    _forward({"MEAN": "1", "GELU": "1", "TANH": TANH, "DROPOUT": "1"}, ("x", "scale", "bias", "y"), 2),
+    _forward({"MEAN": "1", "GELU": "1", "TANH": TANH, "DROPOUT": "1"}, ("x", "scale", "bias", "y"), 2, PENDING),
     _DROPOUT_CASES,
     ("S6", "training"),
 )
@@ -263,7 +268,7 @@ RMSNORM_BACKWARD = _fusion(
     {"dy": ROW, "x": ROW, "scale": "T[N]"},
     {"dx": ROW, "dscale": "T[N]"},
     EPSILON,
-    _backward({}, ("dy", "x", "scale", "dx"), 3),
+    _backward({}, ("dy", "x", "scale", "dx"), 3, pending=""),
     tags=("training", "backward"),
 )
 
