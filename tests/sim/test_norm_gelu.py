@@ -1,0 +1,72 @@
+"""The cheap GELUs of 16-bit rows against float64, over the whole line of fp32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fusionreg_norm
+
+SOURCE = (Path(fusionreg_norm.__file__).parent / "templates" / "row_gelu.cuh.j2").read_text("utf-8")
+KERNEL = """
+extern "C" __global__ void k(const float* x, float* y, long long n) {
+  const long long i = blockIdx.x * 256ll + threadIdx.x;
+  if (i < n) {
+    y[i] = row::gelu_erf(x[i]);
+    y[n + i] = row::gelu_tanh(x[i]);
+    y[2 * n + i] = row::gelu_erf_grad(x[i]);
+    y[3 * n + i] = row::gelu_tanh_grad(x[i]);
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def values(build, geometry):
+    """x: every exponent of fp32 with 256 mantissas, either sign, and a fine grid where the functions bend; and each
+    function's values, one row each."""
+    top = np.arange(0x7F800000 >> 15, dtype=np.uint32)
+    bits = (top << 15 | (top * 2654435761 & 0x7FFF)).astype(np.uint32)
+    x = np.concatenate([bits.view(np.float32), np.linspace(0, 16, 20001, dtype=np.float32)])
+    x = np.concatenate([x, -x, np.array([np.nan, np.inf, -np.inf], np.float32)])
+    y = np.full(4 * x.size, np.nan, np.float32)
+    build(SOURCE + KERNEL).launch([x, y, x.size], geometry(grid=(-(-x.size // 256), 1, 1), block=(256, 1, 1)))
+    return x, y.reshape(4, -1)
+
+
+def exact(x, approximate):
+    t = torch.tensor(x.astype(np.float64), requires_grad=True)
+    if approximate == "none":  # torch's own cancels in the tail
+        y = t * torch.special.erfc(-t * 0.5**0.5) / 2
+    else:
+        y = t * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (t + 0.044715 * t**3))
+    y.sum().backward()
+    return y.detach().numpy(), t.grad.numpy()
+
+
+@pytest.mark.parametrize(("row", "approximate", "fixed", "growing"), [(0, "none", 4e-5, 1e-6), (1, "tanh", 2e-6, 1e-6)])
+def test_relative_error(values, row, approximate, fixed, growing):
+    """Down to where the result leaves bfloat16's normal numbers, 2^-126; below that an absolute error."""
+    x, y = values[0][:-3], values[1][row][:-3]
+    want = exact(x, approximate)[0]
+    a = np.minimum(np.abs(x.astype(np.float64)), 20.0)
+    bound = np.abs(want) * (fixed + growing * a ** (2 if approximate == "none" else 3)) + 2.0**-136
+    wrong = np.abs(y - want) > bound
+    assert not wrong.any(), (x[wrong][:5], y[wrong][:5], want[wrong][:5])
+
+
+@pytest.mark.parametrize(("row", "approximate"), [(2, "none"), (3, "tanh")])
+def test_error_of_the_gradient(values, row, approximate):
+    x, y = values[0][:-3], values[1][row][:-3]
+    want = np.nan_to_num(exact(x, approximate)[1], nan=0.0)  # inf - inf of the formula, far out
+    want = np.where(np.abs(x) > 1e3, (x > 0).astype(float), want)
+    np.testing.assert_allclose(y, want, atol=5e-5)
+
+
+def test_special_values(values):
+    for row in values[1]:
+        assert np.isnan(row[-3])  # of NaN
+    assert values[1][1][-2] == np.inf and values[1][3][-2] == 1 and values[1][3][-1] == 0
