@@ -44,6 +44,13 @@ def test_a_kernel_that_refuses_is_skipped_with_its_reason(catalog, fake):
     assert found.status is Status.SKIPPED_UNSUPPORTED and found.reason == "it needs wings"
 
 
+def test_parameters_give_way_to_the_shape_unless_they_are_what_is_tried(catalog, fake):
+    made = trial(catalog, "float32-base").with_("t", params={"BM": 48})
+    assert run_one(catalog, FUSION, "plain", made, fake()).status is Status.PASSED
+    found = run_one(catalog, FUSION, "plain", made.with_("t", exactly=True), fake())
+    assert found.status is Status.SKIPPED_UNSUPPORTED and "not valid here" in found.reason
+
+
 def test_compile_error(catalog, fake):
     def fails(source):
         raise CompileError("cannot compile", source.kernel, "expected ;")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from fusionreg.core.conformance import derive
 from fusionreg.core.conformance.reference import graph_of, in_order, reference
+from fusionreg.core.spec import Tolerance
 
 
 def test_in_order_is_the_plain_loop():
@@ -69,3 +72,17 @@ def test_graph_has_the_chosen_operators_alone(catalog):
     assert ops == ["MatMul", "Mul", "Add"]
     ops = [n.op for n in graph_of(entry, t.with_("x", choices={"activation": "gelu_tanh"}), catalog.ops).nodes]
     assert ops == ["MatMul", "Mul", "Add", "Gelu"]
+
+
+def test_displaced_inputs_stand_for_the_luck_of_a_chain(catalog):
+    """All terms equal: the chain's sums are exact, a kernel's in another order are not."""
+    entry, base = trial(catalog, "float32-base")
+    made = base.with_("t", values=dict.fromkeys(entry.inputs, "ones"))
+    plain = reference(entry, made, made.arrays(entry), catalog.ops)
+    assert not plain.allowed["y"].any()
+    loose = Tolerance(dtype="float32", ulp=1.0, inputs=2.0, reason="a test")
+    lenient = replace(entry, spec=entry.spec.model_copy(update={"tolerances": (loose,)}))
+    again = reference(lenient, made, made.arrays(entry), catalog.ops)
+    k = made.axes["K"]
+    assert 0 < again.allowed["y"].max() < 4 * k * 2.0**-23
+    np.testing.assert_array_equal(again.exact["y"], plain.exact["y"])

@@ -117,6 +117,19 @@ def test_layer_normalization_gradient(axis: int) -> None:
         np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-12)
 
 
+def test_layer_normalization_gradient_takes_statistics_of_x_where_none_are_given() -> None:
+    x, dy, scale = RNG.standard_normal((3, 4, 6)), RNG.standard_normal((3, 4, 6)), RNG.standard_normal(6)
+    got = run("fusionreg::LayerNormalizationGrad", dy, x, scale, epsilon=1e-2)
+    want = autograd(lambda a, s, b: F.layer_norm(a, (6,), s, b, 1e-2), x, scale, np.zeros(6), dy=dy)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-12)
+
+
+def test_an_infinity_spoils_of_an_rms_row_what_its_formula_spoils() -> None:
+    got = run("RMSNormalization", np.array([[np.inf, 1.0, -2.0]]), np.ones(3), stash_type="float32")
+    np.testing.assert_array_equal(got, [[np.nan, 0.0, -0.0]])
+
+
 def test_rms_normalization_gradient() -> None:
     x, dy, scale = RNG.standard_normal((3, 4, 6)), RNG.standard_normal((3, 4, 6)), RNG.standard_normal(6)
     got = run("fusionreg::RMSNormalizationGrad", dy, x, scale)
