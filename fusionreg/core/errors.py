@@ -64,7 +64,7 @@ class UnknownNameError(FusionregError, KeyError):
     @classmethod
     def among(cls, kind: str, name: str, known: Iterable[str], next_step: str = "") -> UnknownNameError:
         known = sorted(known)
-        close = get_close_matches(name, known, n=3, cutoff=0.5)
+        close = get_close_matches(str(name), known, n=3, cutoff=0.5)
         listed = ", ".join(known) if len(known) <= FEW else f"{len(known)} known names"
         expected = f"did you mean {' or '.join(close)}" if close else f"one of {listed}" if known else "there is none"
         return cls("unknown", kind, repr(name), expected, next_step, name=name, close=tuple(close))

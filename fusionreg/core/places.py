@@ -12,7 +12,10 @@ def cache_directory() -> Path:
     """``FUSIONREG_CACHE_DIR``, else the user's cache folder. :class:`OSError` where there is no home."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
-        return Path(chosen)
+        try:  # service files and container images set it without a shell: nobody has read the ~ yet
+            return Path(chosen).expanduser()
+        except RuntimeError as e:
+            raise OSError(f"no cache folder: {e}") from None
     import platformdirs
 
     try:

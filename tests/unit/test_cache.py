@@ -195,6 +195,9 @@ def test_no_home(monkeypatch, tmp_path):
     assert cache_directory() == tmp_path / "ä b"
     Cache().put("cubin", KEY, b"x")
     assert Cache().get("cubin", KEY) == b"x"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FUSIONREG_CACHE_DIR", "~/kept")  # as a service file sets it: no shell has read the ~
+    assert cache_directory() == tmp_path / "kept"
 
 
 # --- housekeeping ----------------------------------------------------------------------------------------------------

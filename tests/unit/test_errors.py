@@ -44,5 +44,6 @@ def test_did_you_mean():
     many = [f"family.f{i}" for i in range(40)]
     assert str(UnknownNameError.among("fusion", "zzz", many)) == "unknown fusion: 'zzz' — one of 40 known names."
     assert str(UnknownNameError.among("fusion", "zzz", [])) == "unknown fusion: 'zzz' — there is none."
+    assert str(UnknownNameError.among("fusion", 3, ["f.a"])) == "unknown fusion: 3 — one of f.a."  # no text at all
     with pytest.raises(KeyError):
         raise far

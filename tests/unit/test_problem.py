@@ -153,6 +153,8 @@ def test_choices_and_optional_inputs(tmp_path):
     assert absent.tensors["bias"] is None and not absent.env()["present"]("bias")
     with pytest.raises(ArgumentError, match="did you mean Tanh"):
         problem_of(e, activation="tanh")
+    with pytest.raises(ArgumentError, match="bias is passed by keyword — arrays by position: x, bias"):
+        bind(e, {"x": dense(4, 8)}, {"bias": dense(8)}, "sm_90a")
     with pytest.raises(ArgumentError, match="x is missing"):
         bind(e, {"bias": dense(8)}, {}, "sm_90a")
 

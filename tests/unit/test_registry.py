@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from fusionreg.core.errors import PluginError, UnknownNameError
+from fusionreg.core.errors import ArgumentError, PluginError, UnknownNameError
 from fusionreg.core.registry.catalog import HookWarning, load
 from fusionreg.core.registry.entries import row_of
 from fusionreg.core.spec import Case, FusionSpec, KernelSpec, OpSpec
@@ -182,6 +182,18 @@ def test_one_invalid_spec_loses_only_itself():
     assert "did you mean Relu" in failure.reason
     with pytest.raises(UnknownNameError, match="failed to load it"):
         catalog["acme.bad"]
+    assert catalog.lost("acme.good") and not catalog.lost("other.good")  # the plugin's failure may be why
+
+
+def test_a_plugin_that_is_lost_says_so_wherever_its_fusions_are_asked_for(site):
+    site.plugin("acme", MINIMAL.replace("block=", "blok="), {"templates/bias_relu2.cu.j2": MINIMAL_CUDA})
+    with pytest.raises(UnknownNameError, match=r"Plugin acme failed in import: KernelSpec field .*blok"):
+        load(allow=("acme",))["acme.bias_relu2"]
+
+
+def test_the_lists_are_no_text():
+    with pytest.raises(ArgumentError, match="allow = 'gemm' — a collection of names"):
+        load(allow="gemm")
 
 
 def test_hooks_are_asked_plugin_by_plugin_and_a_raise_loses_one_answer():

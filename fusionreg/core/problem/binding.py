@@ -36,7 +36,7 @@ def bind(
     Raises: :class:`MisfitError` with ``facts`` fusion and, where it applies, tensor or attribute.
     """
     given = {name: t for name, t in tensors.items() if t is not None}
-    _check_names(entry, given)
+    _check_names(entry, given, attributes)
     values, choices = _keywords(entry, given, attributes)
     dtypes = _dtypes(entry, given, attributes)
     present = {name: t for name, t in given.items() if name in entry.inputs}
@@ -79,7 +79,13 @@ def _wrong(entry: FusionEntry, found: str, expected: str = "", next_step: str = 
     )
 
 
-def _check_names(entry: FusionEntry, given: Mapping[str, Tensor]) -> None:
+def _check_names(entry: FusionEntry, given: Mapping[str, Tensor], keywords: Mapping[str, Any]) -> None:
+    named = {*entry.spec.attributes, *entry.patterns[0].choices, *entry.spec.dtypes}
+    for name in keywords:
+        if name in entry.inputs and name not in named:
+            raise _wrong(
+                entry, f"{name} is passed by keyword", f"arrays by position: {', '.join(entry.inputs)}", tensor=name
+            )
     for name in given:
         if name not in entry.inputs and name not in entry.outputs:
             known = UnknownNameError.among("tensor", name, [*entry.inputs, *entry.outputs])

@@ -11,7 +11,7 @@ from ..compiler import ObjectCode, compile_all
 from ..conformance import cases as derived
 from ..conformance import executor_for, run
 from ..conformance.runner import Progress
-from ..errors import ArgumentError, FusionregError, MissingDependencyError, UnknownNameError
+from ..errors import ArgumentError, FusionregError, MissingDependencyError, RenderError, UnknownNameError
 from ..targets import SHIPPED
 from . import evidence as proofs
 from .report import Evaluation, Report, Status
@@ -42,7 +42,8 @@ def prove(
     chosen = [(e, k) for e in entries for k in e.kernels if kernels is None or {k.name, k.key} & set(kernels)]
     if not chosen and not kernels:
         whom, found = (", ".join(names), "no kernel") if names else ("", "no plugin has a fusion with a kernel")
-        raise ArgumentError("nothing to prove", whom, found, "at least one kernel", "See `fusionreg plugins`")
+        why = next(filter(None, map(catalog.lost, names)), "See `fusionreg plugins`")
+        raise ArgumentError("nothing to prove", whom, found, "at least one kernel", why)
     if not chosen:
         known = [name for e in entries for k in e.kernels for name in (k.name, k.key)]
         raise UnknownNameError.among("kernel", ", ".join(kernels or ()), known)
@@ -56,15 +57,19 @@ def prove(
 
 
 def compiled(kernels: Sequence[tuple[FusionEntry, KernelEntry]], cache: Cache | None) -> list[Evaluation]:
-    """One evaluation per kernel and shipped architecture: the first unit of each dtype, compiled by NVRTC."""
-    units = [
-        (entry, kernel, name, unit)
-        for entry, kernel in kernels
-        for name in SHIPPED
-        for unit in first_units(entry, kernel, name)
-    ]
+    """One evaluation per kernel and shipped architecture: the first unit of each dtype, compiled by NVRTC.
+
+    A template that does not render fails its own kernel alone, as it does where cases are executed.
+    """
+    units, broken = [], []
+    for entry, kernel in kernels:
+        for name in SHIPPED:
+            try:
+                units += [(entry, kernel, name, unit) for unit in first_units(entry, kernel, name)]
+            except RenderError as error:
+                broken.append(_evaluation(entry, kernel, "any", name, error, ""))
     codes = compile_all([unit.source for *_, unit in units], cache)
-    return [
+    return broken + [
         _evaluation(entry, kernel, unit.dtypes, name, code, unit.source.digest)
         for (entry, kernel, name, unit), code in zip(units, codes, strict=True)
     ]

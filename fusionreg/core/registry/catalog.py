@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from ..errors import PluginError, UnknownNameError
+from ..errors import ArgumentError, PluginError, UnknownNameError
 from ..frozen import FrozenDict
 from ..ops import Vocabulary, default_vocabulary
 from . import discovery
@@ -52,12 +52,20 @@ class Catalog:
         try:
             return self.fusions[name]
         except KeyError:
-            lost = next((f for f in self.failures if f.fusion == name), None)
-            hint = f"Plugin {lost.plugin} failed to load it: {lost.reason.rstrip('.')}" if lost else ""
-            raise UnknownNameError.among("fusion", name, self.fusions, hint) from None
+            raise UnknownNameError.among("fusion", name, self.fusions, self.lost(name)) from None
 
     def __contains__(self, name: object) -> bool:
         return name in self.fusions
+
+    def lost(self, name: str) -> str:
+        """What the plugin of a fusion failed at, why it or its kernels are not here, as a sentence; "" where none did."""
+        of_it = [f for f in self.failures if f.fusion == name or f.fusion.startswith(f"{name}/")]
+        family = str(name).partition(".")[0]
+        of_plugin = [f for f in self.failures if f.plugin.replace("-", "_") == family]
+        for failure in (*of_it, *of_plugin):
+            what = " to load it" if failure in of_it else f" in {failure.stage}"
+            return f"Plugin {failure.plugin} failed{what}: {failure.reason.rstrip('.')}"
+        return ""
 
     @property
     def kernels(self) -> tuple[KernelEntry, ...]:
@@ -138,6 +146,9 @@ def load(
         extra_plugins: further plugins, not installed: modules or objects, or (name, module or object). They are
             named after their module unless a name is given, and no list blocks them.
     """
+    for word, given in (("allow", allow), ("deny", deny)):
+        if isinstance(given, str):  # a collection of letters: it would block everything, or nothing, silently
+            raise ArgumentError("cannot load", "plugins", f"{word} = {given!r}", "a collection of names")
     env_allow, env_deny = discovery.chosen(os.environ)
     allow = env_allow if allow is None else frozenset(allow)
     deny = env_deny if deny is None else frozenset(deny)

@@ -261,8 +261,18 @@ def _instance(name: str) -> Library:
     return kinds[name]()
 
 
+def _masked(type_: type) -> bool:
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return masked is not None and issubclass(type_, masked)
+
+
 def library_of(type_: type) -> Library | None:
-    """The library whose arrays are of this type, None for a type that is no array; imports nothing."""
+    """The library whose arrays are of this type, None for a type that is no array; imports nothing.
+
+    NumPy's masked arrays are none: a kernel would compute with what the mask hides.
+    """
+    if _masked(type_):
+        return None
     for name, attribute in (("torch", "Tensor"), ("numpy", "ndarray"), ("cupy", "ndarray")):
         module = sys.modules.get(name)
         base = getattr(module, attribute, None) if module is not None else None
@@ -299,7 +309,10 @@ def self_overlapping(t: Tensor) -> bool:
 
 
 def unknown_array(fusion: str, name: str, value: Any) -> ArgumentError:
+    expected, step = "a NumPy, torch or CuPy array, or None for an absent input", ""
+    if _masked(type(value)):
+        expected, step = "an array without a mask: kernels know none", f"Pass {name}.filled(value)"
     return ArgumentError(
-        "cannot call", fusion, f"{name} is a {type(value).__module__}.{type(value).__name__}",
-        "a NumPy, torch or CuPy array, or None for an absent input", fusion=fusion, tensor=name,
+        "cannot call", fusion, f"{name} is a {type(value).__module__}.{type(value).__name__}", expected, step,
+        fusion=fusion, tensor=name,
     )  # fmt: skip

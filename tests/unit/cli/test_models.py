@@ -91,6 +91,13 @@ def test_run_compares_with_the_original(cli, acme, add_relu_model, tmp_path):
     assert 'testcase classname="models"' in (tmp_path / "report.xml").read_text()
 
 
+def test_run_without_the_gpu_it_asks_for(cli, acme, add_relu_model, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    ran = cli("run", add_relu_model, "--device", "cuda")
+    assert ran.code == 1 and ran.err.startswith("error: cannot use a GPU") and "--device sim" in ran.err
+
+
 def test_run_fails_on_a_wrong_kernel(cli, wrong_acme, add_relu_model, tmp_path):
     report = tmp_path / "report.json"
     ran = cli("run", add_relu_model, "--device", "sim", "--report", report)

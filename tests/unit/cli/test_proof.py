@@ -70,6 +70,27 @@ def test_a_template_that_does_not_render(cli, acme):
     assert ran.code == 1 and "nonsense" in said and "k.cu.j2" in said and "Traceback" not in ran.err
 
 
+def test_a_template_that_does_not_render_costs_no_other_kernel_its_proof(cli, acme):
+    acme.write({"fusionreg_acme/bad.cu.j2": "{{ signature }} {\n  y[0] = {{ nonsense }};\n}\n"})
+    path = acme.folder / "fusionreg_acme" / "__init__.py"
+    good = 'KernelSpec(name="plain", template="k.cu.j2"'
+    bad = 'KernelSpec(name="bad", template="bad.cu.j2", grid="1", block="256"), '
+    path.write_text(path.read_text().replace(good, bad + good))
+    ran = cli("run", FUSION, "--device", "sim", "--json")
+    assert ran.code == 1
+    rows = [r for r in ran.json["evaluations"] if r["status"] != "SKIPPED_UNSUPPORTED"]
+    status = {(r["kernel"], r["device"]): r["status"] for r in rows}
+    assert status["plain", "nvrtc"] == status["plain", "sim"] == "PASSED"
+    assert status["bad", "nvrtc"] == status["bad", "sim"] == "COMPILE_ERROR"
+
+
+def test_a_kernel_that_is_lost_says_why(cli, acme):
+    path = acme.folder / "fusionreg_acme" / "__init__.py"
+    path.write_text(path.read_text().replace("ceildiv(M * N, 256)", "ceildiv(M * K, 256)"))
+    ran = cli("run", FUSION, "--device", "sim")
+    assert ran.code == 1 and "no kernel" in ran.err and "unknown name 'K'" in ran.err
+
+
 def test_without_a_compiler_nothing_counts_as_proven(cli, acme, monkeypatch):
     """Compiled for four architectures, executed nowhere: that is a failure, with what to install."""
     monkeypatch.setenv("FUSIONREG_CXX", "/nowhere/g++")

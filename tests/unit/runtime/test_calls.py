@@ -137,6 +137,7 @@ REFUSED = {
     "dtype": ((X.astype(np.int32), BIAS.astype(np.int32)), "x is int32"),
     "shape": ((X, BIAS[:-1]), "N = 7 where N = 8"),
     "objects": ((X.astype(object), BIAS), "dtype object"),
+    "masked": ((np.ma.masked_array(X, X > 0), BIAS), r"MaskedArray — an array without a mask.*x\.filled\(value\)"),
     "strings": ((X.astype("U4"), BIAS), "dtype"),
     "foreign byte order": ((X.astype(">f8"), BIAS), "byte order"),
     "odd strides": ((np.ndarray((2, 8), "f4", bytearray(200), strides=(33, 4)), BIAS.astype("f4")), "element size"),
@@ -160,6 +161,9 @@ def test_refused(tmp_path, simulated, case):
 def test_a_refused_array_of_a_known_layout(tmp_path, simulated):
     """The fast path must not let through what the slow path refuses, once it knows the type."""
     runtime = runtime_of(tmp_path)
+    runtime.call(FUSION, X, BIAS)
+    with pytest.raises(ArgumentError, match="mask"):
+        runtime.call(FUSION, np.ma.masked_array(X, X > 0), BIAS)
     runtime.call(FUSION, torch.zeros(6, 8), torch.zeros(8))
     for array in (lazy_negative(), torch.eye(8).to_sparse(), torch.zeros(6, 8, device="meta")):
         with pytest.raises(ArgumentError):
