@@ -58,7 +58,7 @@ class Catalog:
         return name in self.fusions
 
     def lost(self, name: str) -> str:
-        """What the plugin of a fusion failed at, why it or its kernels are not here, as a sentence; "" where none did."""
+        """What the plugin of a fusion failed at, so that it or its kernels are not here, as a sentence; else ""."""
         of_it = [f for f in self.failures if f.fusion == name or f.fusion.startswith(f"{name}/")]
         family = str(name).partition(".")[0]
         of_plugin = [f for f in self.failures if f.plugin.replace("-", "_") == family]
