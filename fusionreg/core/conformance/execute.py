@@ -147,6 +147,14 @@ def execute(
     return result(Status.PASSED, "", worst)
 
 
+def not_run(job: Job, executor: Executor, late: Evaluation) -> Evaluation:
+    """The evaluation of a case whose unit did not end on another one, ``late``."""
+    made = _result(
+        job.kernel, job.trial, executor, Status.TIMEOUT, f"not run: the same unit did not end on {late.case}"
+    )
+    return replace(made, digest=job.source.digest)
+
+
 def empty_outputs(job: Job, poison: float) -> Outputs:
     """Outputs of the job's shapes and dtypes, filled with ``poison`` (all bits set in an integer)."""
     from ..dtypes import dtype

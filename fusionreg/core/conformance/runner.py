@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from ..cache import Cache
 from ..errors import FusionregError, UnknownNameError
-from ..proof.report import Evaluation, Report
+from ..proof.report import Evaluation, Report, Status
 from . import cases as derived
 from .devices import executor_for
-from .execute import Executor, Job, Mutate, execute, prepare
+from .execute import Executor, Job, Mutate, execute, not_run, prepare
 from .trial import Trial
 
 if TYPE_CHECKING:
@@ -97,10 +97,14 @@ def _evaluations(
     *,
     stress: bool,
 ) -> Iterator[Evaluation]:
-    """In order of ``trials``. Units compile ahead in threads; each distinct one is stressed on its first case."""
+    """In order of ``trials``. Units compile ahead in threads; each distinct one is stressed on its first case.
+
+    One that did not end is not run again: each further case would take the whole limit of time.
+    """
     jobs = [prepare(entry, kernel, trial, executor, mutate) for entry, kernel, trial in trials]
     distinct = {j.source.digest: j for j in jobs if isinstance(j, Job)}
     stressed: set[str] = set()
+    endless: dict[str, Evaluation] = {}
 
     def ahead(job: Job) -> None:
         with suppress(FusionregError):  # the same error comes back where the job itself is executed
@@ -112,8 +116,14 @@ def _evaluations(
             if isinstance(job, Evaluation):
                 yield job
                 continue
+            if job.source.digest in endless:
+                yield not_run(job, executor, endless[job.source.digest])
+                continue
             pending[job.source.digest].result()
             first = job.source.digest not in stressed and not job.problem.empty
             if first:
                 stressed.add(job.source.digest)
-            yield execute(job, executor, catalog.ops, stress=stress and first)
+            made = execute(job, executor, catalog.ops, stress=stress and first)
+            if made.status is Status.TIMEOUT:
+                endless[job.source.digest] = made
+            yield made

@@ -73,6 +73,20 @@ def test_errors_of_the_launch(catalog, fake, error, status):
     assert judge(catalog, fake, wrong=fails).status is status
 
 
+def test_a_unit_that_does_not_end_is_run_once(catalog, fake):
+    """Each case would take the whole limit again: an endless loop must not cost an hour."""
+    units = []
+
+    def hangs(outputs, job, poison):
+        units.append(job.source.digest)
+        raise SimulatorError("too long", "in k", detector="timeout")
+
+    found = run(catalog, [FUSION], kernels=["plain"], cases="quick", executor=fake(wrong=hangs)).evaluations
+    assert len(units) == len(set(units)) > 1
+    late = [e for e in found if e.status is Status.TIMEOUT]
+    assert len(late) > len(units) and sum("not run: the same unit" in e.reason for e in late) == len(late) - len(units)
+
+
 def changed(change):
     def wrong(outputs, job, poison):
         return {n: change(a, job, poison) for n, a in outputs.items()}
