@@ -73,6 +73,16 @@ def wheel_of(header: str) -> str:
     return next(wheel for beginnings, wheel in _WHEELS if header.startswith(beginnings))
 
 
+def installable(header: str, directories: Sequence[Path]) -> bool:
+    """Whether a header that is not there may be one that CUDA's wheels bring.
+
+    NVRTC has no C++ standard library: ``<vector>`` is never there, and a kernel that asks for it is wrong. So is one
+    that asks for any other header beside those of a named wheel, where the runtime's are installed.
+    """
+    named = any(header.startswith(b) for beginnings, _ in _WHEELS for b in beginnings if b)
+    return named or find("cuda_fp16.h", directories) is None
+
+
 def missing(header: str, whom: str = "", directories: Sequence[Path] = ()) -> MissingDependencyError:
     """The error for a header that is not there: it names the header, the wheel, and the extra that brings all."""
     places = ", ".join(map(str, directories)) or "no folder of CUDA headers"

@@ -114,6 +114,14 @@ def test_a_missing_header_is_named(tmp_path):
         compile_source(source_of(entry))
 
 
+@pytest.mark.parametrize("header", ["vector", "mine/nowhere.h"])
+def test_a_header_that_no_wheel_brings_is_the_kernels_fault(tmp_path, header):
+    """As a missing dependency it was skipped, and a kernel that no GPU can ever run counted as proven."""
+    entry = plugin_kit.entry(tmp_path, f"#include <{header}>\n" + plugin_kit.ADD_RELU)
+    with pytest.raises(CompileError, match=rf"k\.cu\.j2:1: .*{header}"):
+        compile_source(source_of(entry))
+
+
 def test_no_headers_at_all(entry, monkeypatch):
     monkeypatch.setattr(headers, "include_directories", lambda: ())
     with pytest.raises(MissingDependencyError, match=r"cuda_fp16.h.*nvidia-cuda-runtime"):

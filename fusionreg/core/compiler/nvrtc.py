@@ -93,9 +93,10 @@ def compile_unit(text: str, name: str, arch: str, options: Sequence[str], whom: 
 def _refused(log: str, arch: str, whom: str) -> CompileError | MissingDependencyError:
     if "--gpu-architecture" in log:  # a family or specific variant, or an NVRTC that lists nothing
         return _unknown(arch, whom, log)
-    header = _MISSING_HEADER.search(log)
-    if header:
-        return headers.missing(header[1] or header[2], whom, headers.include_directories())
+    missing = _MISSING_HEADER.search(log)
+    header, directories = (missing[1] or missing[2]) if missing else "", headers.include_directories()
+    if header and headers.installable(header, directories):
+        return headers.missing(header, whom, directories)
     first = _ERROR.search(log)
     if first:
         found, file, line = f"{first['file']}:{first['line']}: {first['text']}", first["file"], int(first["line"])
