@@ -32,10 +32,13 @@ class Variable:
     @property
     def name(self) -> str:
         """As the source spells it: the last identifier of a mangled name (Itanium ABI: its length comes before it)."""
-        for found in re.finditer(r"(?<!\d)(\d+)(?=[A-Za-z_])", self.symbol):
-            end = found.end() + int(found[1])
-            if re.fullmatch(r"(_\d+|_\d_)?E?", self.symbol[end:]):
-                return self.symbol[found.end() : end]
+        lengths = r"(?<!\d)(\d+)(?=[A-Za-z_])"
+        inner = (r"(?<=E)" + lengths,) if self.local else ()  # digits in the hash of a kernel's name are no lengths
+        for pattern in (*inner, lengths):
+            for found in re.finditer(pattern, self.symbol):
+                end = found.end() + int(found[1])
+                if re.fullmatch(r"(_\d+|_\d_)?E?", self.symbol[end:]):
+                    return self.symbol[found.end() : end]
         return self.symbol
 
 
