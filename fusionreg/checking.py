@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fusionreg.core.dtypes import DTYPES
-from fusionreg.core.errors import MissingDependencyError, ModelError
+from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.planner.plan import Plan, Policy
 from fusionreg.core.proof.report import ModelRow, Status
@@ -219,14 +219,9 @@ def _placed(inputs: Mapping[str, Any], device: str) -> dict[str, Any]:
     """The inputs as NumPy for the simulator, as torch CUDA tensors for a GPU."""
     if device != "cuda":
         return {k: host(v) for k, v in inputs.items()}
-    import torch
+    from fusionreg.integrations.torch.arrays import from_numpy, on_gpu
 
-    from fusionreg.integrations.torch.arrays import from_numpy
-
-    if not torch.cuda.is_available():
-        found = f"torch {torch.__version__} finds no CUDA device"
-        raise MissingDependencyError("cannot use", "a GPU", found, "a GPU, and torch built for it", "Use --device sim")
-    return {k: from_numpy(host(v)).cuda() for k, v in inputs.items()}
+    return {k: on_gpu(from_numpy(host(v))) for k, v in inputs.items()}
 
 
 def host(array: Any) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fusionreg.core.dtypes import dtype as dtype_row
+from fusionreg.core.errors import MissingDependencyError
 
 from .schemas import dtype_name, torch_dtype
 
@@ -39,6 +40,14 @@ def from_numpy(array: Any) -> torch.Tensor:
         carrier = np.int16 if _CARRIER[name] == torch.int16 else np.uint8
         return torch.from_numpy(array.view(carrier)).view(torch_dtype(name))
     return torch.from_numpy(array)
+
+
+def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the current GPU; :class:`MissingDependencyError` where torch finds none."""
+    if not torch.cuda.is_available():
+        found = f"torch {torch.__version__} finds no CUDA device"
+        raise MissingDependencyError("cannot use", "a GPU", found, "a GPU, and torch built for it", "Use --device sim")
+    return tensor.cuda()
 
 
 def memory_key(tensor: torch.Tensor, name: str) -> Any:
