@@ -18,6 +18,10 @@ CATALOG = registry.load(allow=("gemm",))
 KERNELS = [(f, k.name) for f, e in CATALOG.fusions.items() for k in e.kernels]
 
 
+#: Bytes a thread may spill: nothing to speak of where kernels are tuned; more where releases of ptxas differ.
+SPILLS = {"sm_80": 32, "sm_90a": 32, "sm_100f": 96, "sm_120f": 96}
+
+
 def problem_of(fusion: str, kernel: str, arch: str, dtype: str = "bfloat16", activation: str = "Gelu", **attributes):
     entry = CATALOG[fusion]
     plain, further, _ = coverage.rows(entry, entry.kernel(kernel), base_axes(entry), arch, None)
@@ -39,7 +43,7 @@ def test_default_parameters_on_every_shipped_architecture(fusion, kernel):
     for arch, code, launch in zip(SHIPPED, compile_all(sources), launches, strict=True):
         assert not isinstance(code, Exception), code
         assert code.registers * launch.threads <= REGISTERS_SM
-        assert code.spills <= 32, f"{arch}: {code.spills} bytes of spills"
+        assert code.spills <= SPILLS[arch], f"{arch}: {code.spills} bytes of spills by NVRTC {code.nvrtc}"
         assert code.shared <= STATIC_SHARED and code.shared + launch.shared_memory <= target(arch).shared_memory
 
 
