@@ -17,7 +17,8 @@ from fusionreg.core.errors import MisfitError  # noqa: E402
 from fusionreg.core.evaluate.evaluator import evaluate  # noqa: E402
 from fusionreg.core.registry.catalog import load  # noqa: E402
 from fusionreg.integrations.torch.arrays import from_numpy, to_numpy  # noqa: E402
-from fusionreg.integrations.torch.peers import WRITERS, torch_module, undropped  # noqa: E402
+from fusionreg.integrations.torch.peer_operators import WRITERS  # noqa: E402
+from fusionreg.integrations.torch.peers import torch_module, undropped  # noqa: E402
 
 OPS = kit.vocabulary()
 CATALOG = load()
