@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..errors import ArgumentError, CompileError, FusionregError, MissingDependencyError, RenderError
+from ..errors import ArgumentError, CompileError, FusionregError, GraphError, MissingDependencyError, RenderError
 from ..ops import Vocabulary
 from ..problem import Problem, bind, combinations, select
 from ..problem.selection import Candidate
@@ -126,7 +126,10 @@ def execute(
         return result(Status.SKIPPED_UNSUPPORTED, str(e))
     except CompileError as e:
         return result(Status.COMPILE_ERROR, str(e))
-    expected = reference(job.entry, job.trial, job.arrays, ops) if wanted is None else wanted
+    try:
+        expected = reference(job.entry, job.trial, job.arrays, ops) if wanted is None else wanted
+    except GraphError as e:  # the pattern contradicts its own tensors: this fusion's fault, and no other's
+        return result(Status.RUNTIME_ERROR, f"the pattern cannot be evaluated: {e}")
     before = {name: a.tobytes() for name, a in job.arrays.items()}
     try:
         runs = [_run(code, job, executor, poison) for poison in POISONS]

@@ -7,7 +7,7 @@ import pytest
 
 from fusionreg.core.conformance import derive, mutants, run, run_mutants, run_one
 from fusionreg.core.conformance.mutants import LAUNCH_MUTANTS, edit, mutants_of
-from fusionreg.core.errors import CompileError, SimulatorError, UnknownNameError
+from fusionreg.core.errors import CompileError, GraphError, SimulatorError, UnknownNameError
 from fusionreg.core.proof.report import Status
 
 FUSION = "gemm.scale_bias"
@@ -49,6 +49,15 @@ def test_parameters_give_way_to_the_shape_unless_they_are_what_is_tried(catalog,
     assert run_one(catalog, FUSION, "plain", made, fake()).status is Status.PASSED
     found = run_one(catalog, FUSION, "plain", made.with_("t", exactly=True), fake())
     assert found.status is Status.SKIPPED_UNSUPPORTED and "not valid here" in found.reason
+
+
+def test_a_pattern_that_contradicts_its_tensors_fails_alone(catalog, fake, monkeypatch):
+    def fails(*args):
+        raise GraphError("shape inference failed", "Add", "extents [32, 48] meet", "equal extents")
+
+    monkeypatch.setattr("fusionreg.core.conformance.execute.reference", fails)
+    found = judge(catalog, fake)
+    assert found.status is Status.RUNTIME_ERROR and "extents [32, 48] meet" in found.reason
 
 
 def test_compile_error(catalog, fake):
