@@ -81,3 +81,27 @@ def test_a_forced_kernel_never_hides_behind_its_sibling():
     assert run_one(CATALOG, "gemm.bias", "plain", trial, executor).status is Status.PASSED
     refused = run_one(CATALOG, "gemm.bias", "tensor_core", trial.with_(trial.name, params={}), executor)
     assert refused.status is Status.SKIPPED_UNSUPPORTED and "K % 8 == 0 (K = 17)" in refused.reason
+
+
+def test_sanitized_builds_are_part_of_the_stress_on_request(monkeypatch):
+    from fusionreg.core.conformance import derive, executor_for, run_one
+    from fusionreg.core.conformance.simulated import SimExecutor
+    from fusionreg.core.errors import ArgumentError
+    from fusionreg.core.proof.report import Status
+    from fusionreg.core.registry.catalog import load
+
+    catalog, seen = load(allow=("gemm",)), []
+    inner = SimExecutor._run
+
+    def recorded(self, code, job, poison, checks):
+        seen.append(checks.sanitize)
+        return inner(self, code, job, poison, checks)
+
+    monkeypatch.setattr(SimExecutor, "_run", recorded)
+    executor = executor_for("auto", sanitize=True)
+    entry = catalog["gemm.bias"]
+    trial = next(iter(derive(entry, entry.kernel("plain"), executor.target, "quick")))
+    assert run_one(catalog, "gemm.bias", "plain", trial, executor).status is Status.PASSED
+    assert seen.count(True) == 1 and len(seen) == 4
+    with pytest.raises(ArgumentError, match="compute-sanitizer"):
+        executor_for("cuda", sanitize=True)

@@ -43,6 +43,9 @@ def run(
     evidence: Annotated[
         Path | None, typer.Option(help="Write the evidence of a GPU run (needs --device cuda).")
     ] = None,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="In the simulator, also AddressSanitizer and UBSan builds.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail when a plugin failed to load.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report instead of tables.")] = False,
 ) -> None:
@@ -66,6 +69,7 @@ def run(
                 registry.catalog, fusions, device=device.value, cases=cases.value, kernels=kernel,
                 progress=lambda done, total, e: tell(done, total, f"{e.fusion}/{e.kernel} {e.case}"),
                 evidence=evidence,
+                sanitize=sanitize,
             )  # fmt: skip
         found = proven + found
     if report:

@@ -30,9 +30,12 @@ class SimExecutor:
     target = SIMULATED
     facts = EMPTY
 
-    def __init__(self, cache: Cache | None = None, *, ahead: bool = True) -> None:
-        """``ahead``: compile the instrumented build together with the plain one, not when :meth:`stress` needs it."""
-        self._cache, self._ahead = cache, ahead
+    def __init__(self, cache: Cache | None = None, *, ahead: bool = True, sanitize: bool = False) -> None:
+        """``ahead``: compile the instrumented build together with the plain one, not when :meth:`stress` needs it.
+
+        ``sanitize``: stress each unit in a build with AddressSanitizer and UBSan too, in a process of its own.
+        """
+        self._cache, self._ahead, self._sanitize = cache, ahead, sanitize
         self._codes: dict[str, Any] = {}
         self._locks: dict[str, Lock] = {}
         self._lock = Lock()
@@ -55,16 +58,21 @@ class SimExecutor:
         return found
 
     def _built(self, source: KernelSource) -> Any:
-        return simulator.compile(source, cache=self._cache, races=self._ahead)
+        return simulator.compile(source, cache=self._cache, races=self._ahead, sanitize=self._sanitize)
 
     def launch(self, code: Any, job: Job, poison: float) -> Outputs:
         order = "forward" if np.isnan(poison) else "reverse"
         return self._run(code, job, poison, Checks(guard=True, orders=(order,), timeout=TIMEOUT))
 
     def stress(self, code: Any, job: Job, expected: Outputs) -> str:
-        found = self._run(code, job, float("nan"), Checks.full())
-        differs = difference(expected, found)
-        return f"in the instrumented build, {differs}" if differs else ""
+        builds = {"instrumented": Checks.full()}
+        if self._sanitize:
+            builds["sanitized"] = Checks(sanitize=True, timeout=TIMEOUT)
+        for build, checks in builds.items():
+            differs = difference(expected, self._run(code, job, float("nan"), checks))
+            if differs:
+                return f"in the {build} build, {differs}"
+        return ""
 
     def _run(self, code: Any, job: Job, poison: float, checks: Checks) -> Outputs:
         outputs = empty_outputs(job, poison)

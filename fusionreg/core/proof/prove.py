@@ -31,11 +31,12 @@ def prove(
     kernels: Sequence[str] | None = None,
     progress: Progress | None = None,
     evidence: Path | None = None,
+    sanitize: bool = False,
 ) -> Report:
     """Compiles every kernel for every shipped architecture it declares, then runs conformance.
 
-    Arguments as in :func:`conformance.run`; ``evidence``: file to write the evidence of a GPU run to. Errors as there,
-    and :class:`ArgumentError` where no kernel is there to be proven.
+    Arguments as in :func:`conformance.run` and :func:`conformance.executor_for`; ``evidence``: file to write the
+    evidence of a GPU run to. Errors as there, and :class:`ArgumentError` where no kernel is there to be proven.
     """
     cache = Cache()
     entries = [catalog[name] for name in names] if names else list(catalog.fusions.values())
@@ -47,7 +48,7 @@ def prove(
     if not chosen:
         known = [name for e in entries for k in e.kernels for name in (k.name, k.key)]
         raise UnknownNameError.among("kernel", ", ".join(kernels or ()), known)
-    executor = executor_for(device, cache)
+    executor = executor_for(device, cache, sanitize=sanitize)
     proven = run(
         catalog, names, device=device, cases=cases, kernels=kernels, progress=progress, cache=cache, executor=executor
     )
