@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from fusionreg.core.bench import Outcome, measure, subjects
 from fusionreg.core.bench import tuning as core
+from fusionreg.core.bench.results import PEERS
 from fusionreg.core.bench.tuning import Tuned, TunedParameters
 from fusionreg.core.cache import Cache
-from fusionreg.core.errors import MissingDependencyError
+from fusionreg.core.errors import MissingDependencyError, UnknownNameError
 from fusionreg.core.registry.catalog import Catalog, load
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def bench(
     out: Path = FOLDER,
     again: bool = False,
     frozen: bool = False,
+    peers: Sequence[str] = PEERS,
     time_limit: float | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
@@ -38,13 +40,19 @@ def bench(
         out: folder of result files, one per GPU.
         again: measure also what the file has figures for.
         frozen: kernels with the parameters they ship with, not those that tuning found here.
+        peers: competitors; a row that was measured against fewer is measured anew.
         time_limit: seconds after which no further workload is begun.
 
-    Raises: :class:`MissingDependencyError` without torch or a GPU, :class:`UnknownNameError` for a fusion or workload
-    that nothing has.
+    Raises: :class:`MissingDependencyError` without torch or a GPU, :class:`UnknownNameError` for a fusion, workload or
+    competitor that nothing has.
     """
-    catalog, device = _device(names)
-    wanted = subjects(catalog, device.target, names, only, None if frozen else TunedParameters())
+    for peer in peers:
+        if peer not in PEERS:
+            raise UnknownNameError.among("competitor", peer, PEERS)
+    catalog, device = _device(names, peers)
+    wanted = subjects(
+        catalog, device.target, names, only, None if frozen else TunedParameters(), device.multiprocessors
+    )
     return measure(wanted, device, out, again=again, time_limit=time_limit, progress=progress)
 
 
@@ -61,11 +69,11 @@ def tune(
     Arguments and errors as for :func:`bench`.
     """
     catalog, device = _device(names)
-    wanted = subjects(catalog, device.target, names, only)
+    wanted = subjects(catalog, device.target, names, only, multiprocessors=device.multiprocessors)
     return core.tune(wanted, device, Cache(), again=again, time_limit=time_limit, progress=progress)
 
 
-def _device(names: Sequence[str]) -> tuple[Catalog, TorchBench]:
+def _device(names: Sequence[str], peers: Sequence[str] = ()) -> tuple[Catalog, TorchBench]:
     catalog = load()
     for name in names:
         catalog[name]
@@ -75,4 +83,4 @@ def _device(names: Sequence[str]) -> tuple[Catalog, TorchBench]:
         raise MissingDependencyError(
             "cannot measure", "speed", str(e), "torch on a GPU", "Install it with: pip install 'fusionreg[torch]'"
         ) from None
-    return catalog, TorchBench(catalog)
+    return catalog, TorchBench(catalog, peers=peers)

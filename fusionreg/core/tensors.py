@@ -1,8 +1,9 @@
 """Tensor texts of a spec, ``T[... M K]``: parsing, and binding axes to concrete or symbolic shapes. Floor 1.
 
 - ``T`` is a dtype variable of the fusion or a dtype by name; axes are names or literal extents.
-- ``...`` folds leading axes: every tensor with ``...`` has the same leading extents, and a kernel sees its first
-  named axis multiplied by their product. A tensor that names that axis without ``...`` fits only if that is 1.
+- ``...`` folds any number of axes into the named one before it (``T[N C S ...]``), or after it where it stands first:
+  every tensor with ``...`` has the same folded extents, and a kernel sees that axis multiplied by their product. A
+  tensor that names that axis without ``...`` fits only if that is 1.
 - ``|`` separates forms, tried in order: ``T[] | T[N] | T[M 1]``.
 - a tensor may carry extra leading extents 1 beyond a form without ``...``: (1, 1, N) binds ``T[N]``, (1,) ``T[]``.
 - a memory space may follow: ``T[N K] pinned_host``.
@@ -29,31 +30,40 @@ _AXIS = re.compile(r"[A-Za-z][A-Za-z0-9_]*|[1-9][0-9]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One shape a tensor may have: its axes (names or literal extents), and whether leading axes fold."""
+    """One shape a tensor may have: its axes (names or literal extents), whether it has ``...``, and how many of the
+    axes stand before that."""
 
     axes: tuple[Dim, ...]
     leading: bool = False
+    before: int = 0
 
     def __str__(self) -> str:
-        return " ".join((["..."] if self.leading else []) + [str(a) for a in self.axes])
+        words = [str(a) for a in self.axes]
+        return " ".join([*words[: self.before], "...", *words[self.before :]] if self.leading else words)
+
+    @property
+    def folds(self) -> str:
+        """The axis that ``...`` multiplies into."""
+        return str(self.axes[max(self.before - 1, 0)]) if self.leading else ""
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(a for a in self.axes if isinstance(a, str))
 
     def bind(self, shape: Shape) -> tuple[dict[str, Dim], Shape | None] | None:
-        """Axis name → extent, and the leading extents (None without ``...``); None when the shape does not fit."""
+        """Axis name → extent, and the extents of ``...`` (None without it); None when the shape does not fit."""
         extra = len(shape) - len(self.axes)
         if extra < 0 or (not self.leading and any(d != 1 for d in shape[:extra])):
             return None
         bound: dict[str, Dim] = {}
-        for axis, extent in zip(self.axes, shape[extra:], strict=True):
+        named = (*shape[: self.before], *shape[self.before + extra :])
+        for axis, extent in zip(self.axes, named, strict=True):
             if isinstance(axis, int):
                 if axis != extent:
                     return None
             elif bound.setdefault(axis, extent) != extent:
                 return None
-        return bound, shape[:extra] if self.leading else None
+        return bound, shape[self.before : self.before + extra] if self.leading else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +114,7 @@ class TensorType:
 
     @property
     def leading(self) -> bool:
-        """Whether any form folds leading axes."""
+        """Whether any form has ``...``."""
         return any(f.leading for f in self.forms)
 
     def __str__(self) -> str:
@@ -113,16 +123,18 @@ class TensorType:
 
 def _form(text: str, fail) -> Form:
     words = text.split()
-    leading = bool(words) and words[0] == "..."
+    before = words.index("...") if "..." in words else 0
+    leading = "..." in words
     if leading:
-        words = words[1:]
+        del words[before]
     for word in words:
         if not _AXIS.fullmatch(word):
-            raise fail(f"axis {word!r}", "a name or a positive number, `...` at most once and first")
+            raise fail(f"axis {word!r}", "a name or a positive number, `...` at most once")
     axes = tuple(int(w) if w.isdigit() else w for w in words)
-    if leading and not (axes and isinstance(axes[0], str)):
-        raise fail(f"`...` before {axes[0] if axes else 'nothing'}", "a named axis after `...`: the one that folds")
-    return Form(axes, leading)
+    if leading and not (axes and isinstance(axes[max(before - 1, 0)], str)):
+        beside = axes[max(before - 1, 0)] if axes else "nothing"
+        raise fail(f"`...` beside {beside}", "a named axis before `...`, or after it where it stands first")
+    return Form(axes, leading, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +143,9 @@ class Bound:
 
     Attributes:
         axes: axis name → extent, unfolded.
-        leading: the extents that ``...`` stands for; empty when nothing folds.
+        leading: the extents that ``...`` stands for, wherever it stands; empty when nothing folds.
         forms: tensor name → the form it took.
-        folds: the axis that leading extents multiply into, "" when no tensor of the fusion has ``...``.
+        folds: the axis that those extents multiply into, "" when no tensor of the fusion has ``...``.
     """
 
     axes: FrozenDict[str, Dim]
@@ -157,11 +169,11 @@ def _number(extent: Dim) -> int:
 
 
 def folded_axis(types: Mapping[str, TensorType]) -> str:
-    """The axis that leading extents multiply into, "" for none; :class:`SpecError` when tensors disagree about it."""
-    found = {str(f.axes[0]): name for name, t in types.items() for f in t.forms if f.leading}
+    """The axis that ``...`` multiplies into, "" for none; :class:`SpecError` when tensors disagree about it."""
+    found = {f.folds: name for name, t in types.items() for f in t.forms if f.leading}
     if len(found) > 1:
         shown = " and ".join(f"{axis!r} in {name}" for axis, name in found.items())
-        raise SpecError("bad tensors", "", f"`...` folds into {shown}", "the same first axis wherever `...` stands")
+        raise SpecError("bad tensors", "", f"`...` folds into {shown}", "the same axis wherever `...` stands")
     return next(iter(found), "")
 
 
@@ -182,7 +194,7 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
     def search(depth: int, axes: dict[str, Dim], leading: Shape | None, forms: dict[str, Form]) -> Iterator[Bound]:
         if depth == len(names):
             if any(not f.leading and folds in f.names for f in forms.values()) and any(d != 1 for d in leading or ()):
-                shown = f"leading extents {_show(leading or ())} fold into {folds}"
+                shown = f"extents {_show(leading or ())} of `...` fold into {folds}"
                 clash(depth, f"{shown}, which a tensor without `...` names")
                 return
             yield Bound(FrozenDict(axes), leading or (), FrozenDict(forms), folds if leading is not None else "")
@@ -198,7 +210,7 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
             if wrong is not None:
                 clash(depth, f"{wrong} = {new[wrong]} where {wrong} = {axes[wrong]} before")
             elif lead is not None and leading is not None and lead != leading:
-                clash(depth, f"leading extents {_show(lead)} where they are {_show(leading)} before")
+                clash(depth, f"extents {_show(lead)} of `...` where they are {_show(leading)} before")
             else:
                 yield from search(depth + 1, axes | new, leading if lead is None else lead, forms | {name: form})
 
@@ -212,8 +224,9 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
 
 
 def expand(form: Form, axes: Mapping[str, Dim], leading: Shape = ()) -> Shape:
-    """The shape of a tensor of this form, unfolded: leading extents first where the form has ``...``."""
-    return (*(leading if form.leading else ()), *(axes[a] if isinstance(a, str) else a for a in form.axes))
+    """The shape of a tensor of this form, unfolded: with the extents of ``...`` where it stands."""
+    named = tuple(axes[a] if isinstance(a, str) else a for a in form.axes)
+    return (*named[: form.before], *leading, *named[form.before :]) if form.leading else named
 
 
 def _show(shape: Shape) -> str:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusionreg.core.errors import ArgumentError, SpecError
+from fusionreg.core.problem import Tensor
 from fusionreg.core.tensors import Form, TensorType, bind, expand, folded_axis
 
 parse = TensorType.parse
@@ -32,14 +33,14 @@ def test_parse():
         ("T[", "no form"),
         ("", "no form"),
         ("T[M..]", "axis 'M..'"),
-        ("T[M ... K]", "axis '...'"),
+        ("T[M ... ... K]", "axis '...'"),
         ("T[... ... K]", "axis '...'"),
         ("T[M, K]", "axis 'M,'"),
         ("T[0]", "axis '0'"),
         ("T[-1]", "axis '-1'"),
         ("T[é]", "axis 'é'"),
-        ("T[...]", "before nothing"),
-        ("T[... 1 K]", "before 1"),
+        ("T[...]", "beside nothing"),
+        ("T[... 1 K]", "beside 1"),
         ("T[M] | S[N]", "different dtypes"),
         ("T[M] | T[M]", "stands twice"),
         ("T[M] shared", "memory space 'shared'"),
@@ -83,7 +84,7 @@ def test_lower_rank_forms_take_leading_ones(scale, form):
         ({"x": (4,), "w": (8, 5)}, "for x"),
         ({"x": (4, 8), "w": (7, 5)}, "K = 7 where K = 8"),
         ({"x": (2, 4, 8), "w": (8, 5), "scale": (4, 1)}, "fold into M"),
-        ({"x": (2, 4, 8), "w": (8, 5), "y": (3, 4, 5)}, "leading"),
+        ({"x": (2, 4, 8), "w": (8, 5), "y": (3, 4, 5)}, "extents (3,) of"),
         ({"x": (4, 8), "w": (8, 5), "scale": (2, 5)}, "for scale"),
         ({"x": (4, 8), "w": (2, 8, 5)}, "for w"),
         ({"x": ("b", 8), "w": (8, 5), "scale": ("s", 5)}, "for scale"),  # an unknown extent is not provably 1
@@ -125,3 +126,33 @@ def test_expand_is_the_inverse_of_bind(lead, axes):
     shape = (*lead, *axes)
     found = bind(types, {"x": shape})
     assert expand(found.forms["x"], found.axes, found.leading) == shape
+
+
+CHANNELS = {"x": parse("T[N C S ...]"), "scale": parse("T[C]"), "y": parse("T[N S ... C]")}
+
+
+def test_axes_fold_where_the_dots_stand():
+    x, y = CHANNELS["x"].forms[0], CHANNELS["y"].forms[0]
+    assert (x.axes, x.before, x.folds, str(x)) == (("N", "C", "S"), 3, "S", "N C S ...")
+    assert (y.axes, y.before, y.folds, str(y)) == (("N", "S", "C"), 2, "S", "N S ... C")
+    found = bind(CHANNELS, {"x": (2, 6, 4, 5, 7), "scale": (6,), "y": (2, 4, 5, 7, 6)})
+    assert dict(found.axes) == {"N": 2, "C": 6, "S": 4} and found.leading == (5, 7) and found.folds == "S"
+    assert found.folded["S"] == 4 * 5 * 7
+    assert expand(x, found.axes, found.leading) == (2, 6, 4, 5, 7)
+    assert expand(y, found.axes, found.leading) == (2, 4, 5, 7, 6)
+    assert bind(CHANNELS, {"x": (2, 6, 4), "scale": (6,)}).leading == ()
+    for shapes in ({"x": (2, 6), "scale": (6,)}, {"x": (2, 6, 4, 5), "scale": (6,), "y": (2, 4, 6, 6)}):
+        with pytest.raises(ArgumentError):
+            bind(CHANNELS, shapes)
+
+
+def test_dots_fold_into_one_axis():
+    with pytest.raises(SpecError, match="'S' in x and 'C' in y"):
+        bind({"x": parse("T[N C S ...]"), "y": parse("T[N C ... S]")}, {})
+
+
+def test_a_channels_last_array_folds_its_pixels():
+    form = CHANNELS["x"].forms[0]
+    found = Tensor("float16", (2, 6, 4, 5), (120, 1, 30, 6)).folded(form)
+    assert (found.shape, found.strides, found.foldable) == ((2, 6, 20), (120, 1, 6), True)
+    assert not Tensor("float16", (2, 6, 4, 5), (120, 1, 6, 24)).folded(form).foldable

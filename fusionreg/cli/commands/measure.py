@@ -21,6 +21,9 @@ def bench(
     out: Annotated[Path, typer.Option(help="Folder of result files, one per GPU.")] = Path("benchmarks/results"),
     again: Annotated[bool, typer.Option("--again", help="Measure also what the file has figures for.")] = False,
     frozen: Annotated[bool, typer.Option("--frozen", help="Parameters as shipped, not as tuned here.")] = False,
+    peers: Annotated[
+        list[str] | None, typer.Option(help="Only these competitors; `none` for our kernels alone.")
+    ] = None,
     time_limit: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which no further workload is begun.")
     ] = None,
@@ -36,7 +39,7 @@ def bench(
     stopped, and measures again what changed.
     """
     from fusionreg.benching import bench as measure
-    from fusionreg.core.bench.results import read
+    from fusionreg.core.bench.results import PEERS, read
 
     if html is not None:
         from fusionreg.core.bench.page import require
@@ -49,7 +52,7 @@ def bench(
         with progress("measuring", quiet=json) as tell:
             outcome = measure(
                 fusions or (), only=only or (), out=out, again=again, frozen=frozen, time_limit=time_limit,
-                progress=tell,
+                progress=tell, peers=tuple(p for p in peers if p != "none") if peers else PEERS,
             )  # fmt: skip
         found, rows, ok = outcome.results, outcome.rows, outcome.ok
         left = f", {outcome.left} left for lack of time" if outcome.left else ""

@@ -83,11 +83,14 @@ class Bench(Protocol):
     Attributes:
         gpu: its name.
         target: architecture that kernels are rendered for.
+        multiprocessors: the device's own number.
         environment: what figures depend on beside the workload and the kernels; part of every digest.
+        peers: competitors that it prepares, where they fit; names of :data:`~.results.PEERS`.
     """
 
     gpu: str
     target: str
+    multiprocessors: int
     environment: Mapping[str, str]
 
     def ceilings(self) -> Ceilings:
@@ -153,7 +156,7 @@ def measure(
     kept = left = 0
     for i, subject in enumerate(every):
         digest, there = subject.digest(bench.environment), results.find(subject.key)
-        if there is not None and there.digest == digest and not again:
+        if there is not None and there.digest == digest and set(bench.peers) <= set(there.peers) and not again:
             done.append(subject.key)
             kept += 1
             continue
@@ -194,7 +197,7 @@ def _row(subject: Subject, bench: Bench, digest: str, ceilings: Ceilings) -> Res
         fusion=entry.name, workload=workload.name, row=workload.row, mode=workload.mode, problem=str(subject.problem),
         digest=digest, run=0, status=status, reason=reason, read=traffic.read, written=traffic.written,
         flops=traffic.flops, floor_ms=seconds * 1e3, bound=bound, chosen=chosen, columns=columns,
-        goal=workload.goal, peer=peer,
+        goal=workload.goal, peer=peer, peers=bench.peers,
     )  # fmt: skip
     return row.model_copy(update={"goal_ms": goal_of(row)})
 

@@ -17,6 +17,10 @@ from .floors import Ceilings
 from .statistics import Spread
 
 
+#: Competitors that are not ours, in the order in which tables show them.
+PEERS = ("eager", "compile", "product", "epilogue", "liger", "quack")
+
+
 class Run(Record):
     """One run: where, when, and the ceilings measured in it."""
 
@@ -85,6 +89,8 @@ class Result(Record):
     """Its value; None where it needs a competitor that was not timed."""
     peer: str = ""
     """The torch code that eager and torch.compile ran."""
+    peers: tuple[str, ...] = PEERS
+    """Competitors that were asked for; a library that is not installed, or has no such function, has no column."""
 
     @property
     def key(self) -> tuple[str, str]:

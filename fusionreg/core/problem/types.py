@@ -68,17 +68,19 @@ class Tensor:
         return expected > 0
 
     def folded(self, form: Form) -> Tensor:
-        """The tensor as a kernel sees it: extra leading ones dropped, or leading axes folded into the first."""
+        """The tensor as a kernel sees it: extra leading ones dropped, or the axes of ``...`` folded into one."""
         extra = len(self.shape) - len(form.axes)
         if not extra:
             return self
         if not form.leading:
             return replace(self, shape=self.shape[extra:], strides=self.strides[extra:])
-        extent, stride, foldable = _fold(self.shape[: extra + 1], self.strides[: extra + 1])
+        first = max(form.before - 1, 0)
+        last = first + extra + 1
+        extent, stride, foldable = _fold(self.shape[first:last], self.strides[first:last])
         return replace(
             self,
-            shape=(extent, *self.shape[extra + 1 :]),
-            strides=(stride, *self.strides[extra + 1 :]),
+            shape=(*self.shape[:first], extent, *self.shape[last:]),
+            strides=(*self.strides[:first], stride, *self.strides[last:]),
             foldable=foldable,
         )
 

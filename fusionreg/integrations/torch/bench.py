@@ -17,6 +17,7 @@ import torch
 
 from fusionreg.core.bench import Ceilings, Check, Entrant, Subject
 from fusionreg.core.bench.measure import Prepared
+from fusionreg.core.bench.results import PEERS
 from fusionreg.core.compiler.nvrtc import version as nvrtc_version
 from fusionreg.core.errors import FusionregError, LaunchError, MissingDependencyError
 from fusionreg.core.frozen import FrozenDict
@@ -48,21 +49,22 @@ class TorchBench:
     Raises: :class:`MissingDependencyError` where there is none: nothing else is a source of timings.
     """
 
-    def __init__(self, catalog: Catalog, cache: Cache | None = None) -> None:
+    def __init__(self, catalog: Catalog, cache: Cache | None = None, peers: Sequence[str] = PEERS) -> None:
         if not torch.cuda.is_available():
             raise MissingDependencyError(
                 "cannot measure", "speed", f"torch {torch.__version__} finds no CUDA device", "a GPU",
                 "Run it where there is one: the simulator is never a source of timings",
             )  # fmt: skip
-        self.catalog, self._cache = catalog, cache
+        self.catalog, self._cache, self.peers = catalog, cache, tuple(peers)
         index = torch.cuda.current_device()
         self.gpu, self.target = torch.cuda.get_device_name(index), device_target(index)
         facts = torch.cuda.get_device_properties(index)
+        self.multiprocessors = facts.multi_processor_count
         self.environment: Mapping[str, str] = FrozenDict(
             {
                 "gpu": self.gpu,
                 "target": self.target,
-                "multiprocessors": str(facts.multi_processor_count),
+                "multiprocessors": str(self.multiprocessors),
                 "l2": str(facts.L2_cache_size),
                 "driver": driver().version(),
                 "cuda": str(torch.version.cuda),
@@ -101,7 +103,7 @@ class TorchBench:
         with _settings():
             place = Workplace(subject, self.catalog, "cuda", self._cache, self._sample)
             try:
-                yield Prepared(place.entrants(), place.code)
+                yield Prepared(place.entrants(self.peers), place.code)
             finally:
                 del place
                 torch._dynamo.reset()
@@ -169,14 +171,14 @@ class Workplace:
         except FusionregError as e:
             self._why = str(e)
 
-    def entrants(self) -> tuple[Entrant, ...]:
-        """Our kernels, then eager and compile, then what libraries have."""
+    def entrants(self, peers: Sequence[str] = PEERS) -> tuple[Entrant, ...]:
+        """Our kernels, then of ``peers`` eager and compile, then what libraries have."""
         found = [self.ours(c.kernel, c.params) for c in self.subject.selection.accepted]
-        if self.module is None:
-            found += [Entrant(name, reason=self._why) for name in ("eager", "compile")]
-        else:
-            found += [self._peer("eager", lambda module: module.forward), self._peer("compile", _compiled)]
-        found += [self._library(p) for p in library_peers(self.subject.graph, self.subject.ops)]
+        for name, made in (("eager", lambda module: module.forward), ("compile", _compiled)):
+            if name in peers:
+                found.append(Entrant(name, reason=self._why) if self.module is None else self._peer(name, made))
+        libraries = library_peers(self.subject.graph, self.subject.ops)
+        found += [self._library(p) for p in libraries if p.name in peers]
         return tuple(found)
 
     def _entrant(

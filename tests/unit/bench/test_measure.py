@@ -23,7 +23,7 @@ SHAPES = {"small": 64, "large": 4096, "wide": 512}
 class FakeBench:
     """Every workload takes a second of the fake clock; kernels take one millisecond, eager two."""
 
-    gpu, target = "NVIDIA Fake 9", "sm_90a"
+    gpu, target, peers = "NVIDIA Fake 9", "sm_90a", ("eager",)
 
     def __init__(self, **environment: str) -> None:
         self.environment = {"driver": "1", **environment}
