@@ -268,3 +268,14 @@ def test_a_workload_that_nothing_admits(tmp_path) -> None:
     workload = Workload(name="w", axes={"M": 8, "N": 32}, dtypes={"T": "float32"})
     with pytest.raises(FusionregError, match="unusable workload"):
         Subject.of(entry, workload, "sm_90a", OPS)
+
+
+def test_a_row_measured_against_fewer_is_measured_anew(every, tmp_path) -> None:
+    bench = FakeBench()
+    bench.peers = ()
+    assert go(every[:1], bench, tmp_path).rows[0].peers == ()
+    bench.peers = ("eager", "compile")
+    assert go(every[:1], bench, tmp_path).measured == 1
+    bench.peers = ("compile",)
+    found = go(every[:1], bench, tmp_path)
+    assert found.kept == 1 and found.rows[0].peers == ("eager", "compile")
