@@ -16,7 +16,6 @@ from ..spec import Record
 from .floors import Ceilings
 from .statistics import Spread
 
-
 #: Competitors that are not ours, in the order in which tables show them.
 PEERS = ("eager", "compile", "product", "epilogue", "liger", "quack")
 
