@@ -4,7 +4,7 @@ A subset of Python's expressions, parsed once with :mod:`ast`, checked node by n
 to a code object; never evaluated as text again. What is allowed:
 
 - integers, floats, strings, ``True``, ``False``, and names of the problem (axes, attributes, choices, dtype variables,
-  parameters, constants);
+  parameters, constants), and ``multiprocessors`` of the device where a launch is laid out;
 - ``+ - * / // %``, unary ``-`` and ``+``, comparisons (chained too), ``and or not``, ``a if c else b``;
 - ``in`` and ``not in`` with a literal tuple or list on the right;
 - calls of :data:`FUNCTIONS` and of the predicates in :data:`PREDICATES`. A predicate's first argument is the bare name

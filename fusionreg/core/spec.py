@@ -183,6 +183,35 @@ class KernelSpec(Record):
     """Why dispatch must not choose it yet; empty when it may."""
 
 
+class Region(Record):
+    """Point-wise operators as a program of their own: what an open fusion is at one site."""
+
+    name: Identifier
+    """The last word of the fusion's name: unique among its regions."""
+    summary: str = ""
+    """One line for ``list``."""
+    pattern: str
+    """The program, in pattern language."""
+    inputs: FrozenDict[Identifier, str]
+    """Tensor texts by name: one axis of the iteration space each, 1 where it is broadcast."""
+    outputs: FrozenDict[Identifier, str]
+    """Tensor texts by name; all have every axis of the iteration space."""
+    dtypes: FrozenDict[Identifier, tuple[str, ...]] = EMPTY
+    """Dtype variables and the dtypes each may take."""
+    cases: tuple[Case, ...] = ()
+    """Conformance cases beyond the derived ones."""
+    tolerances: tuple[Tolerance, ...] = ()
+    """Exceptions to the general error rule."""
+    workloads: tuple[Workload, ...] = ()
+    """Problems whose speed is measured."""
+    tags: tuple[str, ...] = ()
+    """Free words to filter by."""
+
+
+#: The pattern of an open fusion: any point-wise operators.
+REGION = "region"
+
+
 class FusionSpec(Record):
     """What is fused. The reference is the pattern itself, evaluated in float64 by the operator vocabulary."""
 
@@ -195,13 +224,16 @@ class FusionSpec(Record):
     summary: str = ""
     """One line for ``list``."""
     pattern: Texts
-    """One or more spellings in pattern language; the first is the reference."""
-    inputs: FrozenDict[Identifier, str]
-    """Tensor texts by name, in call order, e.g. ``T[... M K]``."""
-    outputs: FrozenDict[Identifier, str]
-    """Tensor texts by name, in the order a call returns them."""
-    dtypes: FrozenDict[Identifier, tuple[str, ...]]
+    """One or more spellings in pattern language; the first is the reference. ``region`` alone makes the fusion *open*:
+    it takes any point-wise operators that a site has, and becomes a fusion of its own for each such program."""
+    inputs: FrozenDict[Identifier, str] = EMPTY
+    """Tensor texts by name, in call order, e.g. ``T[... M K]``; none for an open fusion."""
+    outputs: FrozenDict[Identifier, str] = EMPTY
+    """Tensor texts by name, in the order a call returns them; none for an open fusion."""
+    dtypes: FrozenDict[Identifier, tuple[str, ...]] = EMPTY
     """Dtype variables and the dtypes each may take."""
+    regions: tuple[Region, ...] = ()
+    """Programs that an open fusion is proven and measured on."""
     axes: FrozenDict[Identifier, str] = EMPTY
     """One line on each axis, for ``show``; axes not listed are documented by their name alone."""
     attributes: FrozenDict[Identifier, AttributeSpec] = EMPTY
@@ -218,6 +250,11 @@ class FusionSpec(Record):
     """Kernels that come with it; other plugins may add more."""
     tags: tuple[str, ...] = ()
     """Free words to filter by."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes any point-wise operators rather than a pattern."""
+        return self.pattern == (REGION,)
 
 
 class OpSpec(Record):

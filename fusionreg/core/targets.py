@@ -21,6 +21,7 @@ class Target:
         shared_memory: bytes of dynamic shared memory one block may opt in to.
         shared_memory_sm: bytes of shared memory of one SM.
         threads_sm: resident threads of one SM.
+        multiprocessors: SMs of the largest part in common use; a device at hand tells its own number.
         features: names among mma, cp_async, cluster, tma, mbarrier, pdl, wgmma, setmaxnreg.
     """
 
@@ -29,6 +30,7 @@ class Target:
     shared_memory: int
     shared_memory_sm: int
     threads_sm: int
+    multiprocessors: int
     features: frozenset[str]
 
     @property
@@ -43,13 +45,13 @@ _HOPPER = _BASE | {"cluster", "tma", "mbarrier", "pdl"}
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
-        Target("sm_80", 80, 166_912, 167_936, 2048, _BASE),
-        Target("sm_86", 86, 101_376, 102_400, 1536, _BASE),
-        Target("sm_89", 89, 101_376, 102_400, 1536, _BASE),
-        Target("sm_90", 90, 232_448, 233_472, 2048, _HOPPER),
-        Target("sm_90a", 90, 232_448, 233_472, 2048, _HOPPER | {"wgmma", "setmaxnreg"}),
-        Target("sm_100f", 100, 232_448, 233_472, 2048, _HOPPER | {"setmaxnreg"}),
-        Target("sm_120f", 120, 101_376, 102_400, 1536, _HOPPER | {"setmaxnreg"}),
+        Target("sm_80", 80, 166_912, 167_936, 2048, 108, _BASE),
+        Target("sm_86", 86, 101_376, 102_400, 1536, 84, _BASE),
+        Target("sm_89", 89, 101_376, 102_400, 1536, 142, _BASE),
+        Target("sm_90", 90, 232_448, 233_472, 2048, 132, _HOPPER),
+        Target("sm_90a", 90, 232_448, 233_472, 2048, 132, _HOPPER | {"wgmma", "setmaxnreg"}),
+        Target("sm_100f", 100, 232_448, 233_472, 2048, 148, _HOPPER | {"setmaxnreg"}),
+        Target("sm_120f", 120, 101_376, 102_400, 1536, 188, _HOPPER | {"setmaxnreg"}),
     )
 }
 

@@ -166,6 +166,22 @@ def test_a_problem_is_a_value(plain):
     assert pickle.loads(pickle.dumps(a)) == a
 
 
+def test_the_device_at_hand_or_the_usual_part(tmp_path):
+    e = kernels(
+        tmp_path,
+        {"name": "big", "requires": ("multiprocessors >= 100",), "grid": "min(M, 2 * multiprocessors)"},
+        {"name": "small", "grid": "multiprocessors"},
+    )
+    x, bias = dense(1000, 8), dense(8)
+    usual, slice_ = (bind(e, {"x": x, "bias": bias}, {}, "sm_90a", n) for n in (None, 16))
+    assert usual == bind(e, {"x": x, "bias": bias}, {}, "sm_90a", 132) != slice_
+    assert [(c.kernel.name, c.launch.grid[0]) for c in select(e, usual).accepted] == [("big", 264), ("small", 132)]
+    found = select(e, slice_)
+    assert [(c.kernel.name, c.launch.grid[0]) for c in found.accepted] == [("small", 16)]
+    assert "multiprocessors = 16" in found.refused[0].reason
+    assert slice_.with_target("sm_80").multiprocessors == 108
+
+
 # --- selection and geometry ------------------------------------------------------------------------------------------
 
 

@@ -260,6 +260,8 @@ def test_the_kernel_under_test_is_right(package):
         ({"requires": ("BM > 1",)}, "requires[0]", "unknown name 'BM'"),  # conditions on the problem alone
         ({"valid": ("BN > 1",)}, "valid[0]", "or BM"),
         ({"grid": ("ceildiv(M, BN)",)}, "grid0", "unknown name 'BN'"),
+        ({"block": ("multiprocessors",)}, "block0", "unknown name 'multiprocessors'"),  # would be compiled in
+        ({"constants": {"C": "multiprocessors"}}, "constants.C", "unknown name 'multiprocessors'"),
         ({"block": ("C", "D")}, "block1", "unknown name 'D'"),
         ({"constants": {"C": "BM", "E": "F"}}, "constants.E", "unknown name 'F'"),
         ({"constants": {"C": "E", "E": "BM"}}, "constants.C", "unknown name 'E'"),  # only those before it

@@ -59,10 +59,17 @@ class Subject:
 
     @classmethod
     def of(
-        cls, entry: FusionEntry, workload: Workload, target: str, ops: Vocabulary, tuned: Tuning | None = None
+        cls,
+        entry: FusionEntry,
+        workload: Workload,
+        target: str,
+        ops: Vocabulary,
+        tuned: Tuning | None = None,
+        multiprocessors: int | None = None,
     ) -> Subject:
-        """:class:`SpecError` when the fusion's contract admits no such problem. ``tuned``: as the runtime has it."""
-        trial, problem = _fitting(entry, workload, target)
+        """:class:`SpecError` when the fusion's contract admits no such problem. ``tuned``: as the runtime has it;
+        ``multiprocessors``: as for ``problem.bind``."""
+        trial, problem = _fitting(entry, workload, target, multiprocessors)
         graph = graph_of(entry, trial, ops)
         parameters = EMPTY if tuned is None else tuned(entry, problem)
         selection = select(entry, problem, pending=True, tuned=parameters)
@@ -88,7 +95,9 @@ class Subject:
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _fitting(entry: FusionEntry, workload: Workload, target: str) -> tuple[Trial, Problem]:
+def _fitting(
+    entry: FusionEntry, workload: Workload, target: str, multiprocessors: int | None
+) -> tuple[Trial, Problem]:
     """The first combination of forms that the fusion admits, named ones as they are named."""
     named = {name: form_index(entry.inputs[name], text) for name, text in workload.forms.items()}
     trial = Trial(
@@ -104,7 +113,7 @@ def _fitting(entry: FusionEntry, workload: Workload, target: str) -> tuple[Trial
     levels = [(named[n],) if named.get(n) is not None else forms for n, forms in several.items()]
     for forms in product(*levels):
         made = trial.with_(workload.name, forms=dict(zip(several, forms, strict=True)))
-        problem = problem_of(entry, made, target)
+        problem = problem_of(entry, made, target, multiprocessors)
         if problem is not None:
             return made, problem
     raise SpecError(
@@ -119,6 +128,7 @@ def subjects(
     names: Sequence[str] = (),
     only: Sequence[str] = (),
     tuned: Tuning | None = None,
+    multiprocessors: int | None = None,
 ) -> Iterator[Subject]:
     """Every workload of the fusions ``names`` (all by default) whose name or row is like one of ``only``.
 
@@ -134,4 +144,4 @@ def subjects(
     if not wanted:
         known = [w.name for entry in entries for w in entry.spec.workloads]
         raise UnknownNameError.among("workload", ", ".join(only or names) or "any", known)
-    return (Subject.of(entry, workload, target, catalog.ops, tuned) for entry, workload in wanted)
+    return (Subject.of(entry, workload, target, catalog.ops, tuned, multiprocessors) for entry, workload in wanted)

@@ -89,6 +89,7 @@ def problem_class(problem: Problem) -> dict[str, Any]:
         "axes": {name: (next_pow2(extent), gcd(extent, 8)) for name, extent in problem.axes.items()},
         "dense": [None if t is None else (t.is_contiguous, t.alignment >= 16) for t in problem.tensors.values()],
         "target": problem.target,
+        "multiprocessors": problem.multiprocessors,
     }
 
 

@@ -54,13 +54,18 @@ def _row(levels: Sequence[Any], declared: Sequence[Factor], axes: FrozenDict[str
     )
 
 
-def problem_of(entry: FusionEntry, trial: Trial, target: str) -> Problem | None:
-    """The trial's problem on contiguous tensors; None where the fusion's own contract excludes it."""
+def problem_of(
+    entry: FusionEntry, trial: Trial, target: str, multiprocessors: int | None = None
+) -> Problem | None:
+    """The trial's problem on contiguous tensors; None where the fusion's own contract excludes it.
+
+    ``multiprocessors``: as for ``problem.bind``.
+    """
     tensors = {
         name: Tensor.contiguous(trial.dtype_of(entry, name), shape) for name, shape in trial.shapes(entry).items()
     }
     try:
-        return bind(entry, tensors, {**trial.keywords, **open_dtypes(entry, trial)}, target)
+        return bind(entry, tensors, {**trial.keywords, **open_dtypes(entry, trial)}, target, multiprocessors)
     except FusionregError:
         return None
 

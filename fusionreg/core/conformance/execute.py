@@ -49,6 +49,7 @@ class Executor(Protocol):
     Attributes:
         device: ``sim``, or the GPU's name.
         target: the architecture that units are rendered for.
+        multiprocessors: the device's own number, None for the usual part of the target.
     """
 
     @property
@@ -56,6 +57,9 @@ class Executor(Protocol):
 
     @property
     def target(self) -> str: ...
+
+    @property
+    def multiprocessors(self) -> int | None: ...
 
     def refusal(self, kernel: KernelEntry) -> str:
         """Why this device cannot run ``kernel`` at all; "" when it can."""
@@ -84,7 +88,8 @@ def prepare(
         return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, refused)
     arrays = trial.arrays(entry)
     try:
-        problem = bind(entry, trial.tensors(arrays), {**trial.keywords, **open_dtypes(entry, trial)}, executor.target)
+        keywords = {**trial.keywords, **open_dtypes(entry, trial)}
+        problem = bind(entry, trial.tensors(arrays), keywords, executor.target, executor.multiprocessors)
         selection = select(entry, problem, pending=True)
         chosen = next((c for c in selection.accepted if c.kernel is kernel), None)
         if chosen is None:

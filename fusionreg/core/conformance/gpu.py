@@ -78,6 +78,7 @@ class GpuExecutor:
             raise MissingDependencyError("cannot use", "a GPU", "the driver finds none", "a CUDA device")
         self._index = cupy.cuda.runtime.getDevice()
         self.device, self.target = self._driver.name(self._index), device_target(self._index)
+        self.multiprocessors = self._driver.multiprocessors(self._index)
         self.facts: FrozenDict[str, str] = FrozenDict(
             gpu=self.device, driver=self._driver.version(), nvrtc=nvrtc_version()
         )

@@ -249,6 +249,10 @@ class _Replaced:
     def target(self) -> str:
         return self.inner.target
 
+    @property
+    def multiprocessors(self) -> int | None:
+        return self.inner.multiprocessors
+
     def refusal(self, kernel: KernelEntry) -> str:
         return self.inner.refusal(kernel)
 

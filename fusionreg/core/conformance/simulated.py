@@ -28,6 +28,7 @@ class SimExecutor:
 
     device = "sim"
     target = SIMULATED
+    multiprocessors = None
     facts = EMPTY
 
     def __init__(self, cache: Cache | None = None, *, ahead: bool = True, sanitize: bool = False) -> None:

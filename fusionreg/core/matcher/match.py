@@ -57,6 +57,8 @@ class Match:
         choices: choice variable → key.
         guards: constraints over symbolic extents; whoever calls must check them with the real ones.
         forms: tensor → index of the form that it took, in the order of its text.
+        base: the fusion that this one was derived from, "" for one of the registry's own.
+        captured: whether it takes whatever point-wise operators are there: any part of it would be a match too.
     """
 
     fusion: str
@@ -73,6 +75,8 @@ class Match:
     choices: FrozenDict[str, str] = EMPTY
     guards: tuple[str, ...] = ()
     forms: FrozenDict[str, int] = EMPTY
+    base: str = ""
+    captured: bool = False
 
     def __str__(self) -> str:
         axes = " ".join(f"{k}={v}" for k, v in self.axes.items())
@@ -96,6 +100,7 @@ class Match:
             "choices": dict(self.choices),
             "guards": list(self.guards),
             "forms": dict(self.forms),
+            "base": self.base,
         }
 
 

@@ -8,6 +8,7 @@ from math import prod
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+from .. import targets
 from .. import tensors as tensor_texts
 from ..errors import ArgumentError, ExpressionError, MisfitError, UnknownNameError
 from ..frozen import FrozenDict
@@ -22,7 +23,11 @@ NONE = "none"
 
 
 def bind(
-    entry: FusionEntry, tensors: Mapping[str, Tensor | None], attributes: Mapping[str, Any], target: str
+    entry: FusionEntry,
+    tensors: Mapping[str, Tensor | None],
+    attributes: Mapping[str, Any],
+    target: str,
+    multiprocessors: int | None = None,
 ) -> Problem:
     """The problem of one call.
 
@@ -32,6 +37,7 @@ def bind(
             (their layout, when the caller brings them); the others are contiguous and fully aligned.
         attributes: attributes and choices by name; what has a default may be left out.
         target: architecture by name.
+        multiprocessors: of the device that it is for; None is the usual part of ``target``.
 
     Raises: :class:`MisfitError` with ``facts`` fusion and, where it applies, tensor or attribute.
     """
@@ -68,6 +74,7 @@ def bind(
         fusion=entry.spec.name, dtypes=FrozenDict(dtypes), axes=FrozenDict(axes), leading=leading,
         attributes=FrozenDict(values), choices=FrozenDict(choices), tensors=FrozenDict(all_tensors),
         forms=FrozenDict(forms), shapes=FrozenDict(shapes), inputs=len(entry.inputs), target=target,
+        multiprocessors=targets.target(target).multiprocessors if multiprocessors is None else multiprocessors,
     )  # fmt: skip
     _check_constraints(entry, problem)
     return problem

@@ -125,6 +125,7 @@ class Problem:
         shapes: output → its shape as the caller sees it.
         inputs: how many of ``tensors`` are inputs (they come first).
         target: architecture by name.
+        multiprocessors: of the device that it is for, or of the target's usual part.
     """
 
     fusion: str
@@ -138,14 +139,16 @@ class Problem:
     shapes: FrozenDict[str, tuple[int, ...]]
     inputs: int
     target: str
+    multiprocessors: int
 
     def env(self) -> Mapping[str, Any]:
-        """What expressions read: axes, attributes, choices, dtype variables and the predicates."""
+        """What expressions read: axes, attributes, choices, dtype variables, `multiprocessors` and the predicates."""
         return self._env
 
     @cached_property
     def _env(self) -> dict[str, Any]:
-        return {**self.axes, **self.attributes, **self.choices, **self.dtypes, **self._predicates()}
+        names = {**self.axes, **self.attributes, **self.choices, **self.dtypes}
+        return {**names, "multiprocessors": self.multiprocessors, **self._predicates()}
 
     def _predicates(self) -> dict[str, Callable[..., Any]]:
         tensors, forms, features = self.tensors, self.forms, target(self.target).features
@@ -190,7 +193,8 @@ class Problem:
         return sum(t.bytes for t in self.tensors.values() if t is not None)
 
     def with_target(self, name: str) -> Problem:
-        return replace(self, target=name)
+        """The same on the usual part of another architecture."""
+        return replace(self, target=name, multiprocessors=target(name).multiprocessors)
 
     def __str__(self) -> str:
         shown = ", ".join(f"{n}: {t}" for n, t in self.tensors.items() if t is not None)

@@ -224,7 +224,8 @@ class Runtime:
         on_gpu = call.place.kind == "cuda"
         self._check_device(entry, call, on_gpu)
         target = device_target(call.place.ordinal) if on_gpu else SIMULATED
-        problem = bind(entry, call.tensors, attributes, target)
+        multiprocessors = driver().multiprocessors(call.place.ordinal) if on_gpu else None
+        problem = bind(entry, call.tensors, attributes, target, multiprocessors)
         selection = self._select(entry, problem, simulated=not on_gpu, device=call.place.ordinal)
         if problem.empty:
             kernel = selection.accepted[0].kernel.key if selection else ""

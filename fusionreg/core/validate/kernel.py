@@ -167,16 +167,16 @@ class _Expressions:
     """All expressions of a kernel, parsed in the scope that each may read."""
 
     def __init__(self, problems: Problems, spec: KernelSpec, fusion: FusionEntry) -> None:
-        base = fusion_scope(fusion)
+        base = fusion_scope(fusion)  # launches and choices may depend on the device's size, what is compiled may not
         texts = {n: tuple(map(str, v)) for n, v in spec.params.items() if v and isinstance(v[0], str)}
         words = {**base.words, **texts}
-        problem = Scope(base.names, base.tensors, words=words)
+        problem = Scope(base.names | {"multiprocessors"}, base.tensors, words=words)
         tuned = problem.plus(*spec.params)
         whole = tuned.plus(*spec.constants)
         loose = {n for n, a in fusion.spec.attributes.items() if not a.static} | (
             set(fusion.axes) - set(spec.specialize)
         )
-        fixed = Scope(tuned.names - loose, base.tensors, SWITCHES, words)  # what is known when the kernel is compiled
+        fixed = Scope(tuned.names - loose - {"multiprocessors"}, base.tensors, SWITCHES, words)  # what is known when the kernel is compiled
 
         def many(field: str, scope: Scope) -> tuple[Any, ...]:
             return tuple(problems.expression(f"{field}[{i}]", t, scope) for i, t in enumerate(getattr(spec, field)))

@@ -13,7 +13,7 @@ from ..intervals import comparisons, computed
 
 #: Words that a template or the generated prelude already gives a meaning.
 RESERVED = frozenset(
-    {"entry", "signature", "include", "workspace", "fr", "any_of", "optional", "none", "target"}
+    {"entry", "signature", "include", "workspace", "multiprocessors", "fr", "any_of", "optional", "none", "target"}
     | {"self", "super", "loop", "caller", "varargs", "kwargs", "range", "dict", "lipsum", "cycler", "joiner"}
 )
 

@@ -26,6 +26,7 @@ class Fake:
     compiles: Callable[[KernelSource], Any] | None = None
     device: str = "fake"
     target: str = "sm_90a"
+    multiprocessors: int | None = None
     compiled: list[str] = field(default_factory=list)
 
     def refusal(self, kernel) -> str:
