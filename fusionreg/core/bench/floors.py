@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Ceilings(Record):
-    """What the device was seen to reach: bytes per second of large buffers, operations per second of large products."""
+    """What the device was seen to reach: bytes per second of large buffers, by how they mix, and operations per second
+    of large products."""
 
     copy_rate: float
     """Bytes read plus bytes written, half each."""
@@ -25,19 +27,45 @@ class Ceilings(Record):
     """Bytes read alone."""
     write_rate: float
     """Bytes written alone."""
+    mixes: FrozenDict[str, float] = EMPTY
+    """Further mixes, ``"2:1"`` for two bytes read to one written → bytes per second, both counted."""
     matmul: FrozenDict[str, float] = EMPTY
     """Dtype → operations per second of a square matrix product."""
+    issue_rate: float | None = None
+    """Instructions per second that all warps together issue; one instruction serves the 32 lanes of a warp."""
+
+    def named(self) -> dict[str, float]:
+        """Mix → rate, from bytes that are only read to bytes that are only written."""
+        return {name: rate for _, name, rate in self._points()}
+
+    def _points(self) -> list[tuple[float, str, float]]:
+        """(share of the bytes that is written, name, bytes per second), ascending."""
+        points = [(0.0, "read", self.read_rate), (0.5, "copy 1:1", self.copy_rate), (1.0, "write", self.write_rate)]
+        for name, rate in self.mixes.items():
+            read, written = map(float, name.split(":"))
+            points.append((written / (read + written), name, rate))
+        return sorted(points)
 
     def seconds(self, read: int, written: int) -> float:
-        """Least time to move these bytes: pairs of a byte read and a byte written at the rate of a copy, the rest at
-        the rate of reading or writing alone."""
-        paired = min(read, written)
-        rest = (read - paired) / self.read_rate if read > paired else (written - paired) / self.write_rate
-        return 2 * paired / self.copy_rate + rest
+        """Least time to move these bytes: a mix that was measured at its own rate, another one as the two measured
+        mixes nearest to it, in the amounts that make it up."""
+        total = read + written
+        if not total:
+            return 0.0
+        share, points = written / total, self._points()
+        for (low, _, slow), (high, _, fast) in pairwise(points):
+            if share <= high:
+                part = (share - low) / (high - low)
+                return total * ((1.0 - part) / slow + part / fast)
+        return total / points[-1][2]
 
     def rate(self, read: int, written: int) -> float:
         """Bytes per second of this read:write mix."""
         return (read + written) / self.seconds(read, written) if read + written else self.copy_rate
+
+    def issuing(self, instructions: int) -> float | None:
+        """Seconds that it takes to issue so many instructions of warps; None where that rate was not measured."""
+        return instructions / self.issue_rate if self.issue_rate else None
 
 
 @dataclass(frozen=True)

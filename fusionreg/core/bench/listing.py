@@ -71,7 +71,7 @@ def markdown(rows: Iterable[Result]) -> str:
 def ceilings(run: Run) -> str:
     """The ceilings of a run in one line."""
     c = run.ceilings
-    rates = (("copy", c.copy_rate), ("read", c.read_rate), ("write", c.write_rate))
-    memory = ", ".join(f"{name} {rate / 1e12:.2f} TB/s" for name, rate in rates)
+    memory = ", ".join(f"{name} {rate / 1e12:.2f} TB/s" for name, rate in c.named().items())
     products = ", ".join(f"{name} matmul {rate / 1e12:.0f} TFLOP/s" for name, rate in c.matmul.items())
-    return f"ceilings {run.date}: {memory}, {products}".rstrip(", ")
+    issue = f"{c.issue_rate / 1e9:.0f} G warp instructions/s" if c.issue_rate else ""
+    return f"ceilings {run.date}: {', '.join(part for part in (memory, products, issue) if part)}"

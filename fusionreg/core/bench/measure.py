@@ -92,6 +92,7 @@ class Bench(Protocol):
     target: str
     multiprocessors: int
     environment: Mapping[str, str]
+    peers: tuple[str, ...]
 
     def ceilings(self) -> Ceilings:
         """Measures the device."""

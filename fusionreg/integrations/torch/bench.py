@@ -28,8 +28,8 @@ from fusionreg.core.runtime.kernels import device_target
 from .bench_arrays import Verifier, arrays_of
 from .library_peers import LibraryPeer, library_peers
 from .peers import torch_module, undropped
-from .schemas import torch_dtype
-from .timing import Timer, fastest
+from .probes import ceilings
+from .timing import Timer
 
 if TYPE_CHECKING:
     from fusionreg.core.cache import Cache
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 #: Input sets that cold launches rotate among, at most; and the memory they may take.
 SETS, SETS_BYTES = 4, 8 << 30
 COMPILE_MODE = "max-autotune-no-cudagraphs"
-_MATMULS = {"bfloat16": 8192, "float16": 8192, "float32": 4096}
 _PACKAGES = ("torch", "triton", "cupy-cuda13x", "liger-kernel", "quack-kernels")
 
 
@@ -78,24 +77,9 @@ class TorchBench:
         self._timer: Timer | None = None
 
     def ceilings(self) -> Ceilings:
-        """Best of ten of each, on buffers of 2 GiB (less on a small device)."""
+        """Bytes per second of every mix, products and instructions, in about a second."""
         with _settings():
-            free, _ = torch.cuda.mem_get_info()
-            size = min(1 << 31, free // 4) // 4
-            a = torch.randn(size, device="cuda")
-            b = torch.empty_like(a)
-            moved = 4 * size
-            found = {
-                "copy_rate": 2 * moved / fastest(partial(b.copy_, a)),
-                "read_rate": moved / fastest(partial(torch.sum, a)),
-                "write_rate": moved / fastest(partial(b.fill_, 1.0)),
-            }
-            del a, b  # the products need the room on a small device
-            rates = {}
-            for name, n in _MATMULS.items():
-                x, y = (torch.randn(n, n, device="cuda", dtype=torch_dtype(name)) for _ in range(2))
-                rates[name] = 2.0 * n**3 / fastest(partial(torch.matmul, x, y))
-        return Ceilings(**found, matmul=FrozenDict(rates))
+            return ceilings(self.target, self.multiprocessors, self._cache)
 
     @contextmanager
     def prepare(self, subject: Subject) -> Iterator[Prepared]:

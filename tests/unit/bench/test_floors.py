@@ -65,6 +65,31 @@ def test_rates_of_mixes() -> None:
     assert H200.seconds(0, 0) == 0 and H200.rate(0, 0) == 4.26e12
 
 
+def test_a_measured_mix_has_its_own_rate() -> None:
+    seen = H200.model_copy(update={"mixes": {"2:1": 4.0e12, "1:3": 3.6e12}})
+    assert list(seen.named().items()) == [
+        ("read", 4.39e12), ("2:1", 4.0e12), ("copy 1:1", 4.26e12), ("1:3", 3.6e12), ("write", 3.39e12),
+    ]  # fmt: skip
+    assert seen.rate(200, 100) == pytest.approx(4.0e12) and seen.rate(7, 21) == pytest.approx(3.6e12)
+    # 500 read and 100 written: 300 bytes at 2:1, the other 300 only read
+    assert seen.seconds(500, 100) == pytest.approx(300 / 4.0e12 + 300 / 4.39e12)
+    # 100 read and 200 written: 100 + 100 of a copy but 2/3 of the way to 1:3; by hand 2 * a + 4 * b = 300 bytes
+    assert seen.seconds(100, 200) == pytest.approx(100 / 4.26e12 + 200 / 3.6e12)
+    assert seen.seconds(0, 10) == pytest.approx(10 / 3.39e12) and seen.seconds(10, 0) == pytest.approx(10 / 4.39e12)
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9))
+def test_no_mix_is_faster_than_the_fastest_ceiling(read, written) -> None:
+    seen = H200.model_copy(update={"mixes": {"2:1": 4.0e12, "1:2": 3.6e12}})
+    if read + written:
+        assert 3.39e12 * (1 - 1e-9) <= seen.rate(read, written) <= 4.39e12 * (1 + 1e-9)
+
+
+def test_the_time_to_issue() -> None:
+    assert H200.issuing(10**9) is None
+    assert H200.model_copy(update={"issue_rate": 1e12}).issuing(2 * 10**9) == pytest.approx(2e-3)
+
+
 def test_floors_of_the_main_rows() -> None:
     """The goal table's floors: 1.4 ms and 1.22 ms of products, 0.0269 and 0.0268 ms of weights."""
     big, binds = seconds(gemm(8192, 8192, 8192))
