@@ -132,4 +132,46 @@ def rms_normalization_grad(xp: Any, dy: Any, x: Any, scale: Any, *, axis: int, e
     return r * (g - h * mean_of(xp, g * h, inner)), sum_of(xp, dy * h, outer, False)
 
 
+@operator(
+    "fusionreg::BatchNormalizationGrad",
+    "dy x scale mean inv_std_dev",
+    outputs="dx dscale? dbias?",
+    infer=_norm_grad_type,
+)
+def batch_normalization_grad(xp: Any, dy: Any, x: Any, scale: Any, mean: Any, inv_std_dev: Any) -> Any:
+    """Of BatchNormalization in training, from its saved statistics, all of length C along axis 1.
+
+    With h = (x - mean) · inv_std_dev and means over all axes but 1: dx = scale inv_std_dev (dy - mean(dy) - h mean(dy h)),
+    dscale = Σ dy h, dbias = Σ dy.
+    """
+    axes, column = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+    scale, mean, inverse = (xp.ns.reshape(v, column) for v in (scale, mean, inv_std_dev))
+    h = (x - mean) * inverse
+    dx = scale * inverse * (dy - mean_of(xp, dy, axes) - h * mean_of(xp, dy * h, axes))
+    return dx, sum_of(xp, dy * h, axes, False), sum_of(xp, dy, axes, False)
+
+
+@operator(
+    "fusionreg::GroupNormalizationGrad",
+    "dy x scale",
+    outputs="dx dscale? dbias?",
+    infer=_norm_grad_type,
+    attributes={"num_groups": "<required>", "epsilon": 1e-5},
+)
+def group_normalization_grad(xp: Any, dy: Any, x: Any, scale: Any, *, num_groups: int, epsilon: float) -> Any:
+    """The gradients of GroupNormalization: x and dy are [N, C, …], scale is per channel (length C).
+
+    With h and r the normalised x and 1/√(var + epsilon) of each of a sample's groups of C / num_groups channels, and
+    g = dy · scale: dx = r (g - mean(g) - h mean(g h)) over the group; dscale = Σ dy h and dbias = Σ dy of each channel.
+    """
+    n, c, *space = x.shape
+    grouped = (n, num_groups, c // num_groups, *space)
+    inner, outer = tuple(range(2, len(grouped))), (0, *range(2, x.ndim))
+    h, _, r = standardise(xp, xp.ns.reshape(x, grouped), inner, epsilon)
+    g = xp.ns.reshape(dy * xp.ns.reshape(scale, (1, c, *[1] * len(space))), grouped)
+    dx = r * (g - mean_of(xp, g, inner) - h * mean_of(xp, g * h, inner))
+    dscale = sum_of(xp, dy * xp.ns.reshape(h, tuple(x.shape)), outer, False)
+    return xp.ns.reshape(dx, tuple(x.shape)), dscale, sum_of(xp, dy, outer, False)
+
+
 OPS = specs_in(globals())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -280,6 +281,17 @@ def _rms_norm_grad(s: Site) -> Any:
     return dx, (dy * h).sum(outer).to(_dtype(s, 2)) if outer else (dy * h).to(_dtype(s, 2))
 
 
+def _group_norm_grad(s: Site) -> Any:
+    """What autograd calls, on statistics of its own."""
+    dy, x, scale = s.args
+    n, c, *space = s.extents(1)
+    groups, area = s.attributes["num_groups"], math.prod(space)
+    _, mean, inverse = torch.native_group_norm(x, None, None, n, c, area, groups, s.attributes["epsilon"])
+    wanted = [True, s.outputs > 1, s.outputs > 2]
+    found = torch.ops.aten.native_group_norm_backward(dy, x, mean, inverse, scale, n, c, area, groups, wanted)
+    return tuple(found[i] for i in range(3))
+
+
 def _gelu_grad(s: Site) -> Any:
     return torch.ops.aten.gelu_backward(s.args[0], s.args[1], approximate=s.attributes["approximate"])
 
@@ -334,7 +346,7 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         "Softmax": _plain(torch.softmax, dim="axis"),
         "LogSoftmax": _plain(torch.log_softmax, dim="axis"), "fusionreg::SoftmaxGrad": _softmax_grad,
         "fusionreg::LayerNormalizationGrad": _layer_norm_grad, "fusionreg::RMSNormalizationGrad": _rms_norm_grad,
-        "fusionreg::GeluGrad": _gelu_grad, "fusionreg::SwishGrad": _swish_grad,
+        "fusionreg::GroupNormalizationGrad": _group_norm_grad, "fusionreg::GeluGrad": _gelu_grad, "fusionreg::SwishGrad": _swish_grad,
         "fusionreg::SigmoidGrad": lambda s: torch.ops.aten.sigmoid_backward(*s.args),
         "fusionreg::TanhGrad": lambda s: torch.ops.aten.tanh_backward(*s.args),
         "fusionreg::ReluGrad": lambda s: torch.ops.aten.threshold_backward(s.args[0], s.args[1], 0),

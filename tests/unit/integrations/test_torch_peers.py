@@ -84,6 +84,8 @@ SINGLE = {
     "grad_rms_norm": one("fusionreg::RMSNormalizationGrad", A, A, (6,), outputs=2),
     "grad_layer_norm": one("fusionreg::LayerNormalizationGrad", A, A, (6,), outputs=3),
     "grad_layer_norm_dx": one("fusionreg::LayerNormalizationGrad", A, A, (6,)),
+    "grad_group_norm": one("fusionreg::GroupNormalizationGrad", IMAGE, IMAGE, (4,), num_groups=2, outputs=3),
+    "grad_group_norm_dx": one("fusionreg::GroupNormalizationGrad", IMAGE, IMAGE, (4,), num_groups=2),
     "layer_norm": one("LayerNormalization", A, (6,), (6,)),
     "layer_norm_no_bias": one("LayerNormalization", A, (6,), epsilon=0.1),
     "layer_norm_two_axes": one("LayerNormalization", (3, 4, 6), (4, 6), (4, 6), axis=1),

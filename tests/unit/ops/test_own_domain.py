@@ -136,3 +136,14 @@ def test_rms_normalization_gradient() -> None:
     want = autograd(lambda a, s: F.rms_norm(a, (6,), s, 1e-5), x, scale, dy=dy)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 6), (2, 6, 5), (1, 6, 2, 3, 2)], ids=str)
+@pytest.mark.parametrize("groups", [1, 3, 6])
+def test_group_normalization_gradient(shape: tuple[int, ...], groups: int) -> None:
+    x, dy = RNG.standard_normal(shape), RNG.standard_normal(shape)
+    scale, bias = RNG.standard_normal(6), RNG.standard_normal(6)
+    got = run("fusionreg::GroupNormalizationGrad", dy, x, scale, num_groups=groups, epsilon=1e-3)
+    want = autograd(lambda a, s, b: F.group_norm(a, groups, s, b, 1e-3), x, scale, bias, dy=dy)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-12)
