@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from fusionreg.core.spec import FusionSpec
 from fusionreg.hookspecs import hookimpl
 
+from .groups import FUSIONS as GROUPS
 from .rows import FUSIONS as ROWS
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return ROWS
+    return (*ROWS, *GROUPS)
