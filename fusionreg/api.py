@@ -14,7 +14,7 @@ from fusionreg.core.registry.catalog import Catalog, FusionEntry, load
 from fusionreg.core.runtime import Runtime
 
 if TYPE_CHECKING:
-    from fusionreg.core.matcher.match import Matches
+    from fusionreg.core.matcher.match import Match, Matches
     from fusionreg.core.planner.plan import Plan, Policy
     from fusionreg.core.runtime import Bound
     from fusionreg.model import FusedModel
@@ -88,6 +88,10 @@ class Registry(Mapping[str, FusionEntry]):
 
         return Runtime(self.catalog, device=self.device, tuned=TunedParameters())
 
+    @property
+    def _fusions(self) -> tuple[FusionEntry, ...]:
+        return tuple(self.catalog.fusions.values())
+
     def call(self, name: str, *arrays: Any, **attributes: Any) -> Any:
         """Runs one fusion on arrays.
 
@@ -113,16 +117,23 @@ class Registry(Mapping[str, FusionEntry]):
     def match(self, model: Any, *example: Any, explain: bool = False) -> Matches:
         """All legal matches of all fusions; with ``explain`` also the deepest failed match per site."""
         graph = self.graph(model, *example)
-        return matcher.find(graph, tuple(self.catalog.fusions.values()), self.catalog.ops, explain=explain)
+        catalog = self.catalog
+        return matcher.find(graph, self._fusions, catalog.ops, explain=explain, derive=catalog.derive)
 
     def plan(self, model: Any, *example: Any, policy: Policy = "balanced", matches: Matches | None = None) -> Plan:
         """The set of matches that saves most time under ``policy``."""
         graph = self.graph(model, *example)
         found = self.match(graph) if matches is None else matches
         cost = CostModel(self.catalog.ops, measured=self.runtime.expected)
+        catalog = self.catalog
+
+        def regions(taken: frozenset[str]) -> Iterator[Match]:
+            return matcher.captured(graph, self._fusions, catalog.ops, catalog.derive, taken)
+
         return planner.plan(
-            graph, found.matches, cost=cost, policy=policy, accepts=self.runtime.refusal, fusions=self.catalog.fusions
-        )
+            graph, found.matches, cost=cost, policy=policy, accepts=self.runtime.refusal, fusions=catalog,
+            regions=regions,
+        )  # fmt: skip
 
     def fuse(self, model: Any, *example: Any, policy: Policy = "balanced", dynamic_shapes: Any = None) -> Any:
         """Match → plan → a runnable.

@@ -69,7 +69,7 @@ class FusedModel:
     @classmethod
     def build(cls, graph: Graph, plan: Plan, catalog: Catalog, runtime: Runtime, **extra: Any) -> FusedModel:
         """Applies ``plan`` to ``graph``."""
-        return cls(graph, rewrite.apply(graph, plan.chosen, catalog.fusions), plan, catalog, runtime, **extra)
+        return cls(graph, rewrite.apply(graph, plan.chosen, catalog), plan, catalog, runtime, **extra)
 
     @property
     def sites(self) -> tuple[Site, ...]:

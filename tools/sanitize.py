@@ -63,7 +63,7 @@ def main() -> int:
     from fusionreg.core.registry.catalog import load
 
     catalog = load()
-    names = options.fusions or sorted(catalog.fusions)
+    names = [e.name for e in catalog.entries(options.fusions or sorted(catalog.fusions))]
     rows = [check(k.key, tool) for name in names for k in catalog[name].kernels for tool in TOOLS]
     for row in rows:
         verdict = "clean" if row["clean"] else "FAULT"

@@ -226,11 +226,11 @@ class FusionSpec(Record):
     pattern: Texts
     """One or more spellings in pattern language; the first is the reference. ``region`` alone makes the fusion *open*:
     it takes any point-wise operators that a site has, and becomes a fusion of its own for each such program."""
-    inputs: FrozenDict[Identifier, str] = EMPTY
+    inputs: FrozenDict[Identifier, str]
     """Tensor texts by name, in call order, e.g. ``T[... M K]``; none for an open fusion."""
-    outputs: FrozenDict[Identifier, str] = EMPTY
+    outputs: FrozenDict[Identifier, str]
     """Tensor texts by name, in the order a call returns them; none for an open fusion."""
-    dtypes: FrozenDict[Identifier, tuple[str, ...]] = EMPTY
+    dtypes: FrozenDict[Identifier, tuple[str, ...]]
     """Dtype variables and the dtypes each may take."""
     regions: tuple[Region, ...] = ()
     """Programs that an open fusion is proven and measured on."""
@@ -255,6 +255,14 @@ class FusionSpec(Record):
     def open(self) -> bool:
         """Whether it takes any point-wise operators rather than a pattern."""
         return self.pattern == (REGION,)
+
+
+def _by_kind(value: Any) -> Any:
+    return ({"f": value} if value else {}) if isinstance(value, str) else value
+
+
+CudaTexts = Annotated[FrozenDict[str, str], BeforeValidator(_by_kind)]
+"""CUDA texts by the kinds of dtypes they serve; one alone is for floats."""
 
 
 class OpSpec(Record):
@@ -282,8 +290,9 @@ class OpSpec(Record):
     """Whether it only moves, repeats or selects elements: any dtype passes through unchanged, nothing is rounded."""
     host: tuple[str, ...] = ()
     """Inputs handed over as they are, wherever they are: shapes, axes and the like, read as integers on the host."""
-    cuda: str = ""
-    """A CUDA expression over the input names in float, for generated point-wise functions; empty when it has none."""
+    cuda: CudaTexts = EMPTY
+    """CUDA text for generated point-wise functions: an expression over the input names in float, or one per kind of
+    dtype, e.g. ``{"f": "fabsf(x)", "u": "x"}``; empty when it has none. See ``core/ops/cuda.py``."""
     summary: str = ""
     """The definition, for an operator that ONNX lacks; a citation otherwise."""
 

@@ -178,7 +178,7 @@ def run_mutants(
         only: names of mutants to keep; None for all.
     """
     on = executor or executor_for(device, cache, ahead=False)
-    entries = [catalog[n] for n in names] if names else list(catalog.fusions.values())
+    entries = catalog.entries(names)
     found: list[Verdict] = []
     for entry in entries:
         for kernel in entry.kernels:

@@ -52,7 +52,7 @@ def run(
 
     Raises: :class:`UnknownNameError` for a fusion or kernel that nothing has.
     """
-    entries = [catalog[name] for name in names] if names else list(catalog.fusions.values())
+    entries = catalog.entries(names)
     chosen = _kernels(entries, kernels)
     on = executor or executor_for(device, cache)
     trials = [(e, k, t) for e, k in chosen for t in derived.derive(e, k, on.target, cases)]

@@ -8,15 +8,17 @@ are left to the planner.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from ..frozen import FrozenDict
 from ..ir import Graph, Node
-from ..spec import OpSpec
+from ..spec import OpSpec, Region
 from .checks import ATTRIBUTE, CONSTRAINT, DTYPE, GATE, GROWTH, OUTPUTS, PRESENT, SHAPE, Checker, Fusion, Refused
 from .legality import Legality, Violation
 from .match import Bindings, FailedMatch, Match, Matches
 from .program import PatternIndex
+from .regions import capture
 from .search import VAGUE, Search, View, match_pattern, scan
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "PatternIndex",
     "View",
     "Violation",
+    "captured",
     "find",
     "match_pattern",
     "scan",
@@ -48,15 +51,29 @@ __all__ = [
 MAX_REFUSALS = 256
 
 
-def find(graph: Graph, fusions: Iterable[Fusion], ops: Mapping[str, OpSpec], *, explain: bool = False) -> Matches:
-    """All sites of all fusions in a graph, overlapping ones too, ordered by root, then fusion.
+#: Makes the fusion that an open one is for a region.
+Derive = Callable[[Any, Region], Fusion]
+
+
+def find(
+    graph: Graph,
+    fusions: Iterable[Fusion],
+    ops: Mapping[str, OpSpec],
+    *,
+    explain: bool = False,
+    derive: Derive | None = None,
+) -> Matches:
+    """All sites of all fusions in a graph, overlapping ones too, ordered by root, then fusion; captured regions last.
 
     Args:
         graph: with types; values of unknown rank match nothing.
         fusions: entries of a catalog.
         ops: the vocabulary their patterns were parsed with.
         explain: also report, for each root operator and fusion without a match there, the deepest partial match.
+        derive: ``Catalog.derive``; without it open fusions match nothing.
     """
+    fusions = tuple(fusions)
+    regions = captured(graph, fusions, ops, derive) if derive is not None else ()
     entries = sorted(fusions, key=lambda f: (f.spec.name, f.plugin))
     patterns = [(e, s) for e, f in enumerate(entries) for s in range(len(f.patterns))]
     checkers: dict[int, Checker] = {}
@@ -75,7 +92,38 @@ def find(graph: Graph, fusions: Iterable[Fusion], ops: Mapping[str, OpSpec], *, 
         if found is not None and (key not in best or len(found.nodes) > len(best[key].nodes)):
             best[key] = found
     failures = tuple(near[k] for k in sorted(near) if k not in best)
-    return Matches(tuple(best[k] for k in sorted(best)), failures)
+    return Matches((*(best[k] for k in sorted(best)), *regions), failures)
+
+
+def captured(
+    graph: Graph,
+    fusions: Iterable[Fusion],
+    ops: Mapping[str, OpSpec],
+    derive: Derive,
+    taken: Collection[str] = (),
+) -> Iterator[Match]:
+    """The point-wise regions of a graph, as large as they can be, each as a match of the first open fusion by name.
+
+    ``taken``: names of nodes that other matches hold.
+    """
+    base = min((f for f in fusions if f.spec.open), key=lambda f: f.spec.name, default=None)
+    if base is None:
+        return
+    for found in capture(graph, ops, taken):
+        made = derive(base, found.region)
+        yield Match(
+            made.spec.name,
+            base.plugin,
+            0,
+            found.nodes[-1].name,
+            tuple(n.name for n in found.nodes),
+            found.inputs,
+            found.outputs,
+            axes=found.axes,
+            forms=FrozenDict(dict.fromkeys(made.spec.inputs, 0)),
+            base=base.spec.name,
+            captured=True,
+        )
 
 
 def _largest(

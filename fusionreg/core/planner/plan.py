@@ -94,7 +94,8 @@ def plan(
     cost: CostModel,
     policy: Policy = "balanced",
     accepts: Callable[[Match], str | None] | None = None,
-    fusions: Mapping[str, Any] | None = None,
+    fusions: Any = None,
+    regions: Callable[[frozenset[str]], Iterable[Match]] | None = None,
 ) -> Plan:
     """The set of matches that saves most seconds by the cost model.
 
@@ -107,11 +108,17 @@ def plan(
             does not lose its nodes to a better one.
         accepts: match → why no kernel can serve it, None where one can.
         fusions: fusion name → entry with ``kernels``; needed by ``conservative``.
+        regions: names of nodes that are spoken for → the point-wise regions of what is left. Captured matches are chosen
+            from those, once the others are: any part of a region is a region too.
 
     :class:`UnknownNameError` for another policy.
     """
     if policy not in get_args(Policy):
         raise UnknownNameError.among("policy", policy, get_args(Policy))
+    if regions is not None:
+        fixed = [m for m in matches if not m.captured]
+        first = plan(graph, fixed, cost=cost, policy=policy, accepts=accepts, fusions=fusions)
+        matches = [*fixed, *regions(frozenset(n for m in first.chosen for n in m.nodes))]
     place = graph.position
     ordered = sorted(matches, key=lambda m: (place[m.root], -len(m.nodes), m.fusion, m.plugin, m.spelling))
     costs = cost.on(graph)

@@ -39,7 +39,7 @@ def prove(
     evidence of a GPU run to. Errors as there, and :class:`ArgumentError` where no kernel is there to be proven.
     """
     cache = Cache()
-    entries = [catalog[name] for name in names] if names else list(catalog.fusions.values())
+    entries = catalog.entries(names)
     chosen = [(e, k) for e in entries for k in e.kernels if kernels is None or {k.name, k.key} & set(kernels)]
     if not chosen and not kernels:
         whom, found = (", ".join(names), "no kernel") if names else ("", "no plugin has a fusion with a kernel")

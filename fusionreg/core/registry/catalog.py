@@ -17,10 +17,12 @@ from typing import Any
 from ..errors import ArgumentError, PluginError, UnknownNameError
 from ..frozen import FrozenDict
 from ..ops import Vocabulary, default_vocabulary
+from ..spec import Region
 from . import discovery
 from .discovery import Found, Plugin
 from .entries import FusionEntry, KernelEntry, PluginFailure, PluginRow, row_of
 from .loading import Loader, reason_of
+from .regions import derive
 
 __all__ = ["Catalog", "FusionEntry", "HookWarning", "KernelEntry", "PluginFailure", "PluginRow", "load"]
 
@@ -39,6 +41,9 @@ class Catalog:
         fusions: by name, ordered by (plugin, name).
         ops: the operator vocabulary, with what plugins added.
         blocked: entry points that the allow or deny list kept out; they are nowhere else.
+
+    An open fusion becomes a fusion of its own for every region that it is derived for; those are found by name too, but
+    they are not among ``fusions``.
     """
 
     plugins: tuple[PluginRow, ...]
@@ -47,15 +52,40 @@ class Catalog:
     ops: Vocabulary
     blocked: tuple[str, ...] = ()
     _loaded: tuple[Plugin, ...] = field(default=(), repr=False)
+    _derived: dict[str, FusionEntry] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, name: str) -> FusionEntry:
         try:
             return self.fusions[name]
         except KeyError:
+            found = self._derived.get(name) or self._member(name)
+            if found is not None:
+                return found
             raise UnknownNameError.among("fusion", name, self.fusions, self.lost(name)) from None
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The fusion, or ``default`` where nothing has that name."""
+        try:
+            return self[name]
+        except UnknownNameError:
+            return default
+
     def __contains__(self, name: object) -> bool:
-        return name in self.fusions
+        return name in self.fusions or name in self._derived or self._member(str(name)) is not None
+
+    def _member(self, name: str) -> FusionEntry | None:
+        base = self.fusions.get(name.rpartition(".")[0])
+        return next((m for m in base.members if m.name == name), None) if base is not None else None
+
+    def derive(self, base: FusionEntry, region: Region) -> FusionEntry:
+        """The fusion that an open one is for ``region``; the same one each time. :class:`SpecError` if it is wrong."""
+        name = f"{base.name}.{region.name}"
+        return self._derived.get(name) or self._derived.setdefault(name, derive(base, region, self.ops))
+
+    def entries(self, names: Collection[str] = ()) -> list[FusionEntry]:
+        """Fusions by name, all by default, an open one as its members: what can be proven, measured and mutated."""
+        found = [self[name] for name in names] if names else list(self.fusions.values())
+        return [one for entry in found for one in (entry.members if entry.spec.open else (entry,))]
 
     def lost(self, name: str) -> str:
         """What the plugin of a fusion failed at, so that it or its kernels are not here, as a sentence; else ""."""

@@ -132,6 +132,8 @@ class FusionEntry:
         constraints: conditions that make the fusion legal.
         kernels: of all plugins, ordered by (plugin, name).
         cases: the spec's own conformance cases, then those of other plugins, ordered by plugin.
+        base: the open fusion that it was derived from, "" for one that a plugin registered.
+        members: of an open fusion, the fusions that its own regions make: what it is proven and measured on.
     """
 
     spec: FusionSpec
@@ -144,6 +146,8 @@ class FusionEntry:
     constraints: tuple[Expression, ...] = ()
     kernels: tuple[KernelEntry, ...] = ()
     cases: tuple[Case, ...] = ()
+    base: str = ""
+    members: tuple[FusionEntry, ...] = ()
 
     @property
     def name(self) -> str:
@@ -162,12 +166,12 @@ class FusionEntry:
     @property
     def choices(self) -> FrozenDict[str, tuple[str, ...]]:
         """Choice variables and their keys."""
-        return self.patterns[0].choices
+        return self.patterns[0].choices if self.patterns else FrozenDict()
 
     @property
     def optional(self) -> frozenset[str]:
         """Inputs that may be absent."""
-        return self.patterns[0].optional
+        return self.patterns[0].optional if self.patterns else frozenset()
 
     def kernel(self, name: str) -> KernelEntry:
         """The kernel of this name; :class:`UnknownNameError` when there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..validate.names import Problems
 from . import discovery
 from .discovery import Found, Plugin
 from .entries import FusionEntry, KernelEntry, PluginFailure, PluginRow
+from .regions import derive
 
 _PREFIX = re.compile(r"[a-z][a-z0-9_]*\Z")
 
@@ -272,4 +273,13 @@ class Loader:
         """Gives every fusion its kernels and cases."""
         for name, entry in self.fusions.items():
             kernels = tuple(k for k in self._kernels.values() if k.spec.fusion == name)
-            self.fusions[name] = replace(entry, kernels=kernels, cases=(*entry.cases, *self._cases.get(name, ())))
+            whole = replace(entry, kernels=kernels, cases=(*entry.cases, *self._cases.get(name, ())))
+            self.fusions[name] = replace(whole, members=tuple(self._members(whole)))
+
+    def _members(self, entry: FusionEntry) -> Iterator[FusionEntry]:
+        """The fusions that an open fusion's own regions make; one that is wrong is a failure row."""
+        for region in entry.spec.regions:
+            try:
+                yield derive(entry, region, self.ops)
+            except SpecError as error:
+                self._note(self._plugins[entry.plugin], [error], f"{entry.name}.{region.name}")

@@ -32,6 +32,12 @@ def check_fusion(
 ) -> tuple[FusionEntry | None, list[SpecError]]:
     """The entry (without kernels), or None with everything that is wrong."""
     problems = Problems(plugin, spec.name)
+    if spec.open:
+        _check_open(problems, spec)
+        entry = FusionEntry(spec, plugin, distribution, version, (), FrozenDict(), FrozenDict())
+        return (None if problems.found else entry), problems.found
+    if spec.regions:
+        problems.add("regions", "they stand beside a pattern", "pattern = 'region', or none of them")
     inputs = _tensors(problems, "inputs", spec.inputs)
     outputs = _tensors(problems, "outputs", spec.outputs)
     patterns = _patterns(problems, spec, ops)
@@ -68,6 +74,18 @@ def check_fusion(
         return None, problems.found
     done = FusionEntry(spec, plugin, distribution, version, patterns, inputs, outputs, constraints, (), spec.cases)
     return done, []
+
+
+def _check_open(problems: Problems, spec: FusionSpec) -> None:
+    """An open fusion has no tensors of its own; its regions, each validated as the fusion it makes, have."""
+    for field in ("inputs", "outputs", "dtypes", "axes", "attributes", "constraints", "cases", "tolerances", "workloads"):
+        if getattr(spec, field):
+            problems.add(field, "an open fusion has some", "none: each region states its own")
+    names = [r.name for r in spec.regions]
+    if not names:
+        problems.add("regions", "it is empty", "at least one program to prove its kernels on")
+    if len(set(names)) < len(names):
+        problems.add("regions", "two regions have one name", "unique names")
 
 
 def fusion_scope(entry: FusionEntry) -> Scope:

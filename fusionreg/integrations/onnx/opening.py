@@ -109,4 +109,4 @@ def _open(model: read.Source, name: str, ops: Vocabulary) -> Opened:
 
 
 def _save(fused: Any, path: Any) -> None:
-    save(fused.graph, fused.original, path, fused.catalog.fusions)
+    save(fused.graph, fused.original, path, fused.catalog)
