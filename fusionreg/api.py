@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from fusionreg.core.ir import Graph
 from fusionreg.core.matcher import find as matcher
+from fusionreg.core.matcher.regions import Maker
 from fusionreg.core.planner import plan as planner
 from fusionreg.core.planner.costs import CostModel
 from fusionreg.core.registry.catalog import Catalog, FusionEntry, load
+from fusionreg.core.render.pointwise import supported
 from fusionreg.core.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -82,11 +84,14 @@ class Registry(Mapping[str, FusionEntry]):
 
     @cached_property
     def runtime(self) -> Runtime:
-        if self.frozen:
-            return Runtime(self.catalog, device=self.device)
-        from fusionreg.core.bench.tuning import TunedParameters
+        from fusionreg.core.bench.tuned import ShippedParameters, TunedParameters
 
-        return Runtime(self.catalog, device=self.device, tuned=TunedParameters())
+        tuned = ShippedParameters() if self.frozen else TunedParameters()
+        return Runtime(self.catalog, device=self.device, tuned=tuned)
+
+    @property
+    def _maker(self) -> Maker:
+        return Maker(self.catalog.derive, supported)
 
     @property
     def _fusions(self) -> tuple[FusionEntry, ...]:
@@ -118,7 +123,7 @@ class Registry(Mapping[str, FusionEntry]):
         """All legal matches of all fusions; with ``explain`` also the deepest failed match per site."""
         graph = self.graph(model, *example)
         catalog = self.catalog
-        return matcher.find(graph, self._fusions, catalog.ops, explain=explain, derive=catalog.derive)
+        return matcher.find(graph, self._fusions, catalog.ops, explain=explain, maker=self._maker)
 
     def plan(self, model: Any, *example: Any, policy: Policy = "balanced", matches: Matches | None = None) -> Plan:
         """The set of matches that saves most time under ``policy``."""
@@ -128,7 +133,7 @@ class Registry(Mapping[str, FusionEntry]):
         catalog = self.catalog
 
         def regions(taken: frozenset[str]) -> Iterator[Match]:
-            return matcher.captured(graph, self._fusions, catalog.ops, catalog.derive, taken)
+            return matcher.captured(graph, self._fusions, catalog.ops, self._maker, taken)
 
         return planner.plan(
             graph, found.matches, cost=cost, policy=policy, accepts=self.runtime.refusal, fusions=catalog,

@@ -58,6 +58,8 @@ class AttributeSpec(Record):
     """The values allowed; empty allows all of the type."""
     static: bool = False
     """Whether kernels are compiled per value (True: a template constant) or take it at launch (False)."""
+    double: bool = False
+    """Whether kernels take a float as ``double`` at launch, whatever the tensors: where ``1 - value`` must be right."""
     summary: str = ""
     """One line for ``show`` and for docstrings."""
 
@@ -129,6 +131,23 @@ class Workload(Record):
     """Where such a problem occurs."""
 
 
+#: In ``KernelSpec.regions``: the whole pattern; in ``KernelSpec.strides``: every tensor.
+WHOLE = "*"
+
+#: What expressions of a kernel for whole regions may read beside the problem.
+ITERATION = {
+    "elements": "positions of the iteration space",
+    "columns": "extent of its last axis, along which most bytes are contiguous",
+    "depth": "extent of the axis that transposed operands are contiguous along; 1 where there are none",
+    "element_bytes": "bytes of the widest dtype of all tensors",
+    "widest": "most consecutive elements that one access may move, by extents, strides and alignments",
+    "tile_widest": "the same where transposed operands pass through shared memory",
+    "staged_bytes": "bytes of one element of each transposed operand together; 0 where there are none",
+    "traffic": "bytes of all tensors",
+    "scattered": "bytes of the operands that neither a vector nor a broadcast reaches",
+}
+
+
 class KernelSpec(Record):
     """One kernel: which template, on which problems, with which geometry."""
 
@@ -148,7 +167,11 @@ class KernelSpec(Record):
     """Conditions on the problem, all of which must hold; over symbolic axes they become guards."""
     strides: Texts = ()
     """Tensors that may be strided; each gets one ``long long NAME_stride_i`` parameter per axis, in elements.
-    All others must be contiguous."""
+    All others must be contiguous. ``*``: all tensors, for a kernel whose ``regions`` is ``*``."""
+    regions: Texts = ()
+    """Where generated point-wise code stands in the template. ``*``: the whole pattern is point-wise; the kernel then
+    iterates over ``region`` (see "Point-wise kernels"), its parameters are those of the iteration, and its expressions
+    may read the iteration's names."""
     params: FrozenDict[str, tuple[Scalar, ...]] = EMPTY
     """Tunable parameters: the values to choose from, the first being the default."""
     valid: Texts = ()
@@ -184,7 +207,7 @@ class KernelSpec(Record):
 
 
 class Region(Record):
-    """Point-wise operators as a program of their own: what an open fusion is at one site."""
+    """Point-wise operators as a program: what an open fusion is at one site, or what stands around another one."""
 
     name: Identifier
     """The last word of the fusion's name: unique among its regions."""
@@ -198,6 +221,9 @@ class Region(Record):
     """Tensor texts by name; all have every axis of the iteration space."""
     dtypes: FrozenDict[Identifier, tuple[str, ...]] = EMPTY
     """Dtype variables and the dtypes each may take."""
+    slots: Texts = ()
+    """Of a fusion with a pattern of its own: the inputs and outputs of it that the operators stand in front of and
+    behind. A line ``...`` of the program stands for that pattern, whose names it computes and reads."""
     cases: tuple[Case, ...] = ()
     """Conformance cases beyond the derived ones."""
     tolerances: tuple[Tolerance, ...] = ()
@@ -210,6 +236,8 @@ class Region(Record):
 
 #: The pattern of an open fusion: any point-wise operators.
 REGION = "region"
+#: The line of a region's program that stands for the pattern of the fusion that it is around.
+BETWEEN = "..."
 
 
 class FusionSpec(Record):
@@ -233,7 +261,7 @@ class FusionSpec(Record):
     dtypes: FrozenDict[Identifier, tuple[str, ...]]
     """Dtype variables and the dtypes each may take."""
     regions: tuple[Region, ...] = ()
-    """Programs that an open fusion is proven and measured on."""
+    """Programs that an open fusion, or the slots of this one's kernels, are proven and measured on."""
     axes: FrozenDict[Identifier, str] = EMPTY
     """One line on each axis, for ``show``; axes not listed are documented by their name alone."""
     attributes: FrozenDict[Identifier, AttributeSpec] = EMPTY

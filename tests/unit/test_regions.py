@@ -15,6 +15,7 @@ from fusionreg.core.ops import default_vocabulary
 from fusionreg.core.pattern.instantiate import instantiate
 from fusionreg.core.registry.catalog import load
 from fusionreg.core.registry.regions import derive
+from fusionreg.core.render.pointwise import supported
 from fusionreg.core.rewrite import extract
 from fusionreg.core.spec import FusionSpec, Region
 from fusionreg.hookspecs import hookimpl
@@ -46,7 +47,7 @@ class Build:
 
 
 def captures(graph: Graph, **options: object) -> list[Capture]:
-    return list(capture(graph, OPS, **options))
+    return list(capture(graph, OPS, supported, **options))
 
 
 def ops_of(found: Capture) -> list[str]:
@@ -312,7 +313,7 @@ ROW = {"inputs": {"x": "float32[N]"}, "outputs": {"y": "float32[N]"}}
     [
         ({}, "at least one program"),
         ({"inputs": {"x": "float32[N]"}}, "each region states its own"),
-        ({"pattern": "y = Relu(x)", **ROW, "regions": (Region(name="a", pattern="y = Neg(x)", **ROW),)}, "beside a"),
+        ({"pattern": "y = Relu(x)", **ROW, "regions": (Region(name="a", pattern="y = Neg(x)", **ROW),)}, "no slots"),
     ],
 )  # fmt: skip
 def test_specs_that_are_half_open_fail(fields, reason):

@@ -8,18 +8,20 @@ are left to the planner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..frozen import FrozenDict
 from ..ir import Graph, Node
-from ..spec import OpSpec, Region
+from ..spec import WHOLE, OpSpec
 from .checks import ATTRIBUTE, CONSTRAINT, DTYPE, GATE, GROWTH, OUTPUTS, PRESENT, SHAPE, Checker, Fusion, Refused
 from .legality import Legality, Violation
 from .match import Bindings, FailedMatch, Match, Matches
 from .program import PatternIndex
-from .regions import capture
+from .regions import Maker, capture
 from .search import VAGUE, Search, View, match_pattern, scan
+from .slots import around
 
 __all__ = [
     "ATTRIBUTE",
@@ -51,17 +53,13 @@ __all__ = [
 MAX_REFUSALS = 256
 
 
-#: Makes the fusion that an open one is for a region.
-Derive = Callable[[Any, Region], Fusion]
-
-
 def find(
     graph: Graph,
     fusions: Iterable[Fusion],
     ops: Mapping[str, OpSpec],
     *,
     explain: bool = False,
-    derive: Derive | None = None,
+    maker: Maker | None = None,
 ) -> Matches:
     """All sites of all fusions in a graph, overlapping ones too, ordered by root, then fusion; captured regions last.
 
@@ -70,10 +68,10 @@ def find(
         fusions: entries of a catalog.
         ops: the vocabulary their patterns were parsed with.
         explain: also report, for each root operator and fusion without a match there, the deepest partial match.
-        derive: ``Catalog.derive``; without it open fusions match nothing.
+        maker: without it open fusions match nothing, and no slot is filled.
     """
     fusions = tuple(fusions)
-    regions = captured(graph, fusions, ops, derive) if derive is not None else ()
+    regions = captured(graph, fusions, ops, maker) if maker is not None else ()
     entries = sorted(fusions, key=lambda f: (f.spec.name, f.plugin))
     patterns = [(e, s) for e, f in enumerate(entries) for s in range(len(f.patterns))]
     checkers: dict[int, Checker] = {}
@@ -92,14 +90,29 @@ def find(
         if found is not None and (key not in best or len(found.nodes) > len(best[key].nodes)):
             best[key] = found
     failures = tuple(near[k] for k in sorted(near) if k not in best)
-    return Matches((*(best[k] for k in sorted(best)), *regions), failures)
+    matches = []
+    for key in sorted(best):
+        matches.append(best[key])
+        slots = slots_of(entries[key[1]])
+        if maker is not None and slots:
+            grown = around(view, ops, maker.refuses, entries[key[1]], best[key], slots)
+            if grown is not None:
+                name = maker.derive(entries[key[1]], grown[0]).spec.name
+                matches.append(replace(grown[1], fusion=name, base=best[key].fusion))
+    return Matches((*matches, *regions), failures)
+
+
+def slots_of(fusion: Any) -> tuple[str, ...]:
+    """Tensors of a fusion at which one of its kernels takes point-wise operators."""
+    kernels = getattr(fusion, "kernels", ())
+    return tuple(dict.fromkeys(name for k in kernels for name in k.spec.regions if name != WHOLE))
 
 
 def captured(
     graph: Graph,
     fusions: Iterable[Fusion],
     ops: Mapping[str, OpSpec],
-    derive: Derive,
+    maker: Maker,
     taken: Collection[str] = (),
 ) -> Iterator[Match]:
     """The point-wise regions of a graph, as large as they can be, each as a match of the first open fusion by name.
@@ -109,8 +122,8 @@ def captured(
     base = min((f for f in fusions if f.spec.open), key=lambda f: f.spec.name, default=None)
     if base is None:
         return
-    for found in capture(graph, ops, taken):
-        made = derive(base, found.region)
+    for found in capture(graph, ops, maker.refuses, taken):
+        made = maker.derive(base, found.region)
         yield Match(
             made.spec.name,
             base.plugin,

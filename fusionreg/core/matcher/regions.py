@@ -8,9 +8,10 @@ becomes an output of it; operands that it broadcasts are inputs as they are.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, isinf, isnan
+from typing import Any
 
 from ..frozen import FrozenDict
 from ..ir import Dim, Graph, Node, Shape, Value
@@ -23,6 +24,23 @@ MAX_NODES, MAX_TENSORS = 96, 24
 MAX_RANK = 8
 
 _FREE = frozenset({"Identity"})
+
+
+#: (node, types, vocabulary) → why no code can be generated for a node, "" where it can.
+Refuses = Callable[[Node, Mapping[str, Value], Mapping[str, OpSpec]], str]
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What makes fusions of regions; it comes from the floors above.
+
+    Attributes:
+        derive: (fusion, region) → the fusion that it makes: ``Catalog.derive``.
+        refuses: ``render.pointwise.supported``.
+    """
+
+    derive: Callable[[Any, Region], Any]
+    refuses: Refuses
 
 
 @dataclass(frozen=True)
@@ -44,14 +62,14 @@ class Capture:
 
 
 def capture(
-    graph: Graph, ops: Mapping[str, OpSpec], taken: Collection[str] = (), legality: Legality | None = None
+    graph: Graph, ops: Mapping[str, OpSpec], refuses: Refuses, taken: Collection[str] = ()
 ) -> Iterator[Capture]:
     """Every region of at least two operators, as large as it can be, in order of their last nodes.
 
     ``taken``: names of nodes that are spoken for.
     """
-    rules = legality or Legality(graph)
-    regions = _Grower(graph, ops, frozenset(taken)).grow()
+    rules = Legality(graph)
+    regions = _Grower(graph, ops, refuses, frozenset(taken)).grow()
     place = graph.position
     for nodes in sorted(regions, key=lambda r: place[r[-1].name]):
         if sum(n.op not in _FREE for n in nodes) < 2:
@@ -77,11 +95,27 @@ class _Group:
         return len({i for n in (*self.nodes, *nodes) for i in n.inputs if i} - made) < MAX_TENSORS
 
 
+def iteration_space(graph: Graph, ops: Mapping[str, OpSpec], refuses: Refuses, node: Node) -> Shape | None:
+    """The shape that a node works over element by element, where a program may hold it; None for any other node."""
+    spec, values = ops.get(node.op), graph.values
+    if spec is None or not spec.pointwise or node.graphs or mutated(node):
+        return None
+    if any(o and o not in graph.output_names and o not in graph.consumers for o in node.outputs):
+        return None  # nobody reads it: dead code, or an output that a program could not leave out
+    outs = [values[o] for o in node.outputs if o]
+    shape = outs[0].shape if outs else None
+    if shape is None or len(shape) > MAX_RANK or any(o.shape != shape for o in outs):
+        return None
+    if all(graph.is_constant(i) for i in node.inputs if i):
+        return None
+    return None if refuses(node, values, ops) else shape
+
+
 class _Grower:
     """Unites nodes to groups."""
 
-    def __init__(self, graph: Graph, ops: Mapping[str, OpSpec], taken: frozenset[str]) -> None:
-        self.graph, self.ops, self.taken = graph, ops, taken
+    def __init__(self, graph: Graph, ops: Mapping[str, OpSpec], refuses: Refuses, taken: frozenset[str]) -> None:
+        self.graph, self.ops, self.refuses, self.taken = graph, ops, refuses, taken
         self.of: dict[str, _Group] = {}
         self.place = graph.position
         self.producers = graph.producers
@@ -95,23 +129,12 @@ class _Grower:
         return [tuple(sorted(g.nodes, key=lambda n: self.place[n.name])) for g in groups.values()]
 
     def _space(self, node: Node) -> Shape | None:
-        """The iteration space of a node that a region may hold, None for any other."""
-        spec = self.ops.get(node.op)
-        if spec is None or not spec.pointwise or node.name in self.taken or node.graphs or mutated(node):
+        if node.name in self.taken:
             return None
-        graph, values = self.graph, self.graph.values
-        if any(o and o not in graph.output_names and o not in graph.consumers for o in node.outputs):
-            return None  # nobody reads it: dead code, or an output that a program could not leave out
-        outs = [values[o] for o in node.outputs if o]
-        shape = outs[0].shape if outs else None
-        if shape is None or len(shape) > MAX_RANK or any(o.shape != shape for o in outs):
+        shape = iteration_space(self.graph, self.ops, self.refuses, node)
+        if shape is None or any(i and _text(self.graph.values[i], shape) is None for i in node.inputs):
             return None
-        given = [values[i] if i else None for i in node.inputs]
-        if all(v is None or graph.is_constant(v.name) for v in given):
-            return None
-        if any(v is not None and _text(v, shape) is None for v in given):
-            return None
-        return shape if spec.cuda else None
+        return shape
 
     def _root(self, group: _Group) -> _Group:
         while group.into is not None:
@@ -174,66 +197,84 @@ class _Grower:
         return found is not None and self._root(found) is group
 
 
-def program(graph: Graph, ops: Mapping[str, OpSpec], nodes: Sequence[Node]) -> Capture | None:
-    """The nodes as a program in pattern language; None where it would have no operand, or too many tensors."""
-    made = {o for n in nodes for o in n.outputs if o}
-    inside = {n.name for n in nodes}
-    shape = graph.values[next(o for o in nodes[0].outputs if o)].shape
-    assert shape is not None
-    names: dict[str, str] = {}
-    inputs: dict[str, str] = {}
-    outputs: dict[str, str] = {}
-    lines = []
-    for node in nodes:
-        operands = [_operand(graph, node, i, made, names, inputs) for i in node.inputs]
+class Program:
+    """Nodes written down in pattern language, one after the other.
+
+    Attributes:
+        lines: one for each node so far.
+        names: value of the graph → its name in the program.
+        inputs, outputs: name in the program → value, in order of first use.
+    """
+
+    def __init__(self, graph: Graph, ops: Mapping[str, OpSpec], inside: Collection[str], suffix: str = "") -> None:
+        self.graph, self.ops, self.inside, self.suffix = graph, ops, inside, suffix
+        self.lines: list[str] = []
+        self.names: dict[str, str] = {}
+        self.inputs: dict[str, str] = {}
+        self.outputs: dict[str, str] = {}
+
+    def add(self, node: Node) -> None:
+        operands = [self._operand(node, i) for i in node.inputs]
         while operands and operands[-1] == "None":
             operands.pop()
-        targets = []
-        for out in node.outputs:
-            visible = out and _visible(graph, out, inside)
-            name = f"out{len(outputs)}" if visible else f"v{len(names)}" if out else "_"
-            if visible:
-                outputs[name] = out
-            if out:
-                names[out] = name
-            targets.append(name)
-        spec = ops[node.op]
-        given = {k: v for k, v in node.attrs.items() if k in spec.attributes and spec.attributes[k] != v}
+        targets = [self._target(o) if o else "_" for o in node.outputs]
+        declared = self.ops[node.op].attributes
+        given = {k: v for k, v in node.attrs.items() if k in declared and declared[k] != v}
         words = [*operands, *(f"{k}={v!r}" for k, v in given.items())]
-        lines.append(f"{', '.join(targets)} = {node.op.replace('::', '.')}({', '.join(words)})")
-    if not inputs or not outputs or len(inputs) + len(outputs) > MAX_TENSORS:
+        self.lines.append(f"{', '.join(targets)} = {node.op.replace('::', '.')}({', '.join(words)})")
+
+    def visible(self, value: str) -> bool:
+        """Whether anybody outside the program reads a value."""
+        readers = self.graph.consumers.get(value, ())
+        return value in self.graph.output_names or any(r.name not in self.inside for r in readers)
+
+    def _target(self, value: str) -> str:
+        """An output where somebody outside reads it; one that is named already keeps its name."""
+        if value not in self.names:
+            visible = self.visible(value)
+            name = f"out{len(self.outputs)}{self.suffix}" if visible else f"v{len(self.names)}{self.suffix}"
+            if visible:
+                self.outputs[name] = value
+            self.names[value] = name
+        return self.names[value]
+
+    def _operand(self, node: Node, value: str) -> str:
+        if not value:
+            return "None"
+        if value not in self.names:
+            literal = _literal(self.graph, node, value)
+            if literal:
+                return literal
+            self.names[value] = f"in{len(self.inputs)}{self.suffix}"
+            self.inputs[self.names[value]] = value
+        return self.names[value]
+
+
+def named_by_contents(region: Region) -> Region:
+    """The region under a name that says what it is: equal programs on equal tensors are one fusion."""
+    digest = hashlib.sha256(region.model_copy(update={"name": "r"}).model_dump_json().encode()).hexdigest()[:10]
+    return region.model_copy(update={"name": f"r{digest}"})
+
+
+def program(graph: Graph, ops: Mapping[str, OpSpec], nodes: Sequence[Node]) -> Capture | None:
+    """The nodes as a program of their own; None where it would have no operand, or too many tensors."""
+    text = Program(graph, ops, {n.name for n in nodes})
+    for node in nodes:
+        text.add(node)
+    shape = graph.values[next(o for o in nodes[0].outputs if o)].shape
+    assert shape is not None
+    if not text.inputs or not text.outputs or len(text.inputs) + len(text.outputs) > MAX_TENSORS:
         return None
-    texts = {n: _text(graph.values[v], shape) for n, v in (*inputs.items(), *outputs.items())}
-    pattern = "\n".join(lines)
-    digest = hashlib.sha256("\n".join((pattern, *map(str, texts.items()))).encode()).hexdigest()[:10]
     region = Region(
-        name=f"r{digest}",
-        pattern=pattern,
-        inputs={n: texts[n] for n in inputs},
-        outputs={n: texts[n] for n in outputs},
+        name="r",
+        pattern="\n".join(text.lines),
+        inputs={n: _text(graph.values[v], shape) for n, v in text.inputs.items()},
+        outputs={n: _text(graph.values[v], shape) for n, v in text.outputs.items()},
     )
     axes = {f"A{i}": d for i, d in enumerate(shape) if d != 1}
-    return Capture(tuple(nodes), region, FrozenDict(inputs), FrozenDict(outputs), FrozenDict(axes))
-
-
-def _visible(graph: Graph, value: str, inside: Collection[str]) -> bool:
-    return value in graph.output_names or any(r.name not in inside for r in graph.consumers.get(value, ()))
-
-
-def _operand(
-    graph: Graph, node: Node, value: str, made: Collection[str], names: dict[str, str], inputs: dict[str, str]
-) -> str:
-    if not value:
-        return "None"
-    if value in made:
-        return names[value]
-    literal = _literal(graph, node, value)
-    if literal:
-        return literal
-    if value not in names:
-        names[value] = f"in{len(inputs)}"
-        inputs[names[value]] = value
-    return names[value]
+    return Capture(
+        tuple(nodes), named_by_contents(region), FrozenDict(text.inputs), FrozenDict(text.outputs), FrozenDict(axes)
+    )
 
 
 def _literal(graph: Graph, node: Node, value: str) -> str:

@@ -75,6 +75,7 @@ def bind(
         attributes=FrozenDict(values), choices=FrozenDict(choices), tensors=FrozenDict(all_tensors),
         forms=FrozenDict(forms), shapes=FrozenDict(shapes), inputs=len(entry.inputs), target=target,
         multiprocessors=targets.target(target).multiprocessors if multiprocessors is None else multiprocessors,
+        slots=FrozenDict({n: (*s.inputs, *s.outputs) for n, s in entry.slots.items()}),
     )  # fmt: skip
     _check_constraints(entry, problem)
     return problem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -10,7 +10,7 @@ from typing import Any
 
 from ..dtypes import dtype
 from ..errors import ExpressionError
-from ..frozen import FrozenDict
+from ..frozen import EMPTY, FrozenDict
 from ..targets import target
 from ..tensors import Form, expand
 
@@ -126,6 +126,7 @@ class Problem:
         inputs: how many of ``tensors`` are inputs (they come first).
         target: architecture by name.
         multiprocessors: of the device that it is for, or of the target's usual part.
+        slots: tensor of the pattern inside → the tensors that stand in its place: what is said of it holds of them all.
     """
 
     fusion: str
@@ -140,6 +141,7 @@ class Problem:
     inputs: int
     target: str
     multiprocessors: int
+    slots: FrozenDict[str, tuple[str, ...]] = EMPTY
 
     def env(self) -> Mapping[str, Any]:
         """What expressions read: axes, attributes, choices, dtype variables, `multiprocessors` and the predicates."""
@@ -152,6 +154,9 @@ class Problem:
 
     def _predicates(self) -> dict[str, Callable[..., Any]]:
         tensors, forms, features = self.tensors, self.forms, target(self.target).features
+
+        def every(name: str) -> Iterator[Tensor]:
+            return (t for n in self.slots.get(name, (name,)) if (t := tensors[n]) is not None)
 
         def axis(name: str, i: int, what: str) -> int:
             tensor = tensors[name]
@@ -168,8 +173,8 @@ class Problem:
 
         return {
             # of an absent tensor every statement about its layout holds, so `requires` need not ask twice
-            "contiguous": lambda name: (t := tensors[name]) is None or t.is_contiguous,
-            "aligned": lambda name, n: (t := tensors[name]) is None or t.alignment % n == 0,
+            "contiguous": lambda name: all(t.is_contiguous for t in every(name)),
+            "aligned": lambda name, n: all(t.alignment % n == 0 for t in every(name)),
             "rank": lambda name: -1 if (t := tensors[name]) is None else len(t.shape),
             "form": lambda name: forms.get(name, -1),
             "present": lambda name: tensors[name] is not None,

@@ -42,8 +42,8 @@ class Catalog:
         ops: the operator vocabulary, with what plugins added.
         blocked: entry points that the allow or deny list kept out; they are nowhere else.
 
-    An open fusion becomes a fusion of its own for every region that it is derived for; those are found by name too, but
-    they are not among ``fusions``.
+    An open fusion, or one with slots, becomes a fusion of its own with every region that it is derived for; those are
+    found by name too, but they are not among ``fusions``.
     """
 
     plugins: tuple[PluginRow, ...]
@@ -78,14 +78,14 @@ class Catalog:
         return next((m for m in base.members if m.name == name), None) if base is not None else None
 
     def derive(self, base: FusionEntry, region: Region) -> FusionEntry:
-        """The fusion that an open one is for ``region``; the same one each time. :class:`SpecError` if it is wrong."""
+        """The fusion with ``region`` in it; the same one each time. :class:`SpecError` if the region is wrong."""
         name = f"{base.name}.{region.name}"
         return self._derived.get(name) or self._derived.setdefault(name, derive(base, region, self.ops))
 
     def entries(self, names: Collection[str] = ()) -> list[FusionEntry]:
-        """Fusions by name, all by default, an open one as its members: what can be proven, measured and mutated."""
+        """Fusions by name, all by default, each with its members: what can be proven, measured and mutated."""
         found = [self[name] for name in names] if names else list(self.fusions.values())
-        return [one for entry in found for one in (entry.members if entry.spec.open else (entry,))]
+        return [one for entry in found for one in (*(() if entry.spec.open else (entry,)), *entry.members)]
 
     def lost(self, name: str) -> str:
         """What the plugin of a fusion failed at, so that it or its kernels are not here, as a sentence; else ""."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from ..errors import UnknownNameError
 from ..expressions import Expression, ExpressionSet
-from ..frozen import FrozenDict
-from ..pattern.instantiate import PatternGraph
-from ..spec import Case, FusionSpec, KernelSpec
+from ..frozen import EMPTY, FrozenDict
+from ..pattern.graph import Output, PatternGraph
+from ..spec import Case, FusionSpec, KernelSpec, OpSpec
 from ..targets import TARGETS, Target, accepts
 from ..tensors import TensorType
 
@@ -120,6 +120,26 @@ class KernelEntry:
         return f"<kernel {self.key} of {self.plugin}>"
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Point-wise operators at one tensor of a fusion.
+
+    Attributes:
+        name: the tensor: an input that they compute, or an output that they read.
+        at: where that value is in the pattern.
+        steps: the operators, as indices of the pattern's steps.
+        inputs: tensors that they read beside it; of an input's slot, instead of it.
+        outputs: of an output's slot, the tensors that are written: what they compute, and the value itself where it is
+            an output too.
+    """
+
+    name: str
+    at: Output
+    steps: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class FusionEntry:
     """One fusion, ready to match, plan and call.
@@ -132,8 +152,10 @@ class FusionEntry:
         constraints: conditions that make the fusion legal.
         kernels: of all plugins, ordered by (plugin, name).
         cases: the spec's own conformance cases, then those of other plugins, ordered by plugin.
-        base: the open fusion that it was derived from, "" for one that a plugin registered.
-        members: of an open fusion, the fusions that its own regions make: what it is proven and measured on.
+        base: the fusion that it was derived from, "" for one that a plugin registered.
+        slots: of a derived one, where point-wise operators stand around the pattern of its base.
+        members: the fusions that its spec's own regions make: what its point-wise code is proven and measured on.
+        ops: the operators that a graph of its patterns may have.
     """
 
     spec: FusionSpec
@@ -147,7 +169,9 @@ class FusionEntry:
     kernels: tuple[KernelEntry, ...] = ()
     cases: tuple[Case, ...] = ()
     base: str = ""
+    slots: FrozenDict[str, Slot] = EMPTY
     members: tuple[FusionEntry, ...] = ()
+    ops: FrozenDict[str, OpSpec] = EMPTY
 
     @property
     def name(self) -> str:

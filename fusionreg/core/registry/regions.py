@@ -1,17 +1,21 @@
-"""An open fusion at one site: a fusion of its own, made from a program of point-wise operators. Floor 3."""
+"""A fusion with a program of point-wise operators: an open one at one site, or one with its slots filled. Floor 3."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..spec import FusionSpec, OpSpec, Region
+from ..errors import SpecError
+from ..frozen import FrozenDict
+from ..pattern.graph import Input, Output, PatternGraph
+from ..spec import BETWEEN, FusionSpec, OpSpec, Region, Tolerance
+from ..tensors import TensorType
 from ..validate.fusion import check_fusion
-from .entries import FusionEntry
+from .entries import FusionEntry, Slot
 
 
 def derive(base: FusionEntry, region: Region, ops: Mapping[str, OpSpec]) -> FusionEntry:
-    """The fusion ``base.name + "." + region.name``, with the kernels of ``base``.
+    """The fusion ``base.name + "." + region.name``, with those kernels of ``base`` that have its slots.
 
     Everything but where it came from is as for a fusion that a plugin registers: its reference is its program.
 
@@ -22,17 +26,87 @@ def derive(base: FusionEntry, region: Region, ops: Mapping[str, OpSpec]) -> Fusi
         name=f"{base.name}.{region.name}",
         version=base.spec.version,
         summary=region.summary or base.spec.summary,
-        pattern=(region.pattern,),
+        pattern=(_whole(base, region),),
         inputs=region.inputs,
         outputs=region.outputs,
         dtypes=region.dtypes,
+        axes=base.spec.axes,
+        attributes=base.spec.attributes,
+        constraints=base.spec.constraints,
         cases=region.cases,
-        tolerances=region.tolerances,
+        tolerances=region.tolerances or _tolerances(base, region),
         workloads=region.workloads,
         tags=(*base.spec.tags, *region.tags),
     )
-    entry, errors = check_fusion(spec, ops, base.plugin, base.distribution, base.version)
+    inside = tuple(base.spec.dtypes)
+    entry, errors = check_fusion(spec, ops, base.plugin, base.distribution, base.version, inside)
     if entry is None:
         raise errors[0]
-    kernels = tuple(replace(k, spec=k.spec.model_copy(update={"fusion": spec.name})) for k in base.kernels)
-    return replace(entry, kernels=kernels, base=base.name)
+    kernels = tuple(
+        replace(k, spec=k.spec.model_copy(update={"fusion": spec.name}))
+        for k in base.kernels
+        if set(region.slots) <= set(k.spec.regions)
+    )
+    return replace(entry, kernels=kernels, base=base.name, slots=_slots(base, entry, region))
+
+
+def _tolerances(base: FusionEntry, region: Region) -> tuple[Tolerance, ...]:
+    """Those of the base that are for a dtype that an output may have."""
+    named = [TensorType.parse(text).dtype for text in region.outputs.values()]
+    possible = {d for n in named for d in region.dtypes.get(n, (n,))}
+    return tuple(t for t in base.spec.tolerances if t.dtype in possible)
+
+
+def _whole(base: FusionEntry, region: Region) -> str:
+    """The program with the fusion's pattern in it."""
+    lines = region.pattern.splitlines()
+    whom = f"region {region.name} of {base.name}"
+    if base.spec.open != (BETWEEN not in lines) or base.spec.open == bool(region.slots):
+        found = f"slots {list(region.slots)} and {lines.count(BETWEEN)} lines `{BETWEEN}`"
+        expected = f"one line `{BETWEEN}` and slots beside a pattern, none of both without"
+        raise SpecError("bad spec", whom, found, expected)
+    return "\n".join(base.spec.pattern[0] if line.strip() == BETWEEN else line for line in lines)
+
+
+def _slots(base: FusionEntry, entry: FusionEntry, region: Region) -> FrozenDict[str, Slot]:
+    """Which steps of the whole stand at which slot."""
+    pattern, whom = entry.patterns[0], f"region {region.name} of {base.name}"
+    found = {}
+    for name in region.slots:
+        if name not in base.tensors:
+            raise SpecError("bad spec", whom, f"slot {name!r}", f"one of {', '.join(base.tensors)}")
+        made = next((s for s in pattern.steps if name in s.outputs), None)
+        if made is None:
+            raise SpecError("bad spec", whom, f"nothing computes {name!r}", "a step in front of the slot")
+        at = Output(made.index, made.outputs.index(name))
+        steps = _before(pattern, at) if name in base.inputs else _behind(pattern, at)
+        if not steps:
+            raise SpecError("bad spec", whom, f"nothing reads {name!r}", "a step behind the slot")
+        reads = dict.fromkeys(o.name for i in steps for o in pattern.steps[i].operands if isinstance(o, Input))
+        visible = {where: n for n, where in pattern.outputs.items()}
+        made_here = [Output(i, k) for i in steps for k in range(len(pattern.steps[i].outputs))]
+        writes = [visible[where] for where in ([] if name in base.inputs else [at, *made_here]) if where in visible]
+        found[name] = Slot(name, at, tuple(steps), tuple(reads), tuple(writes))
+    return FrozenDict(found)
+
+
+def _before(pattern: PatternGraph, at: Output) -> list[int]:
+    """Steps that a value is computed by, itself included."""
+    found: set[int] = set()
+    ready = [at.step]
+    while ready:
+        index = ready.pop()
+        if index not in found:
+            found.add(index)
+            ready += [o.step for o in pattern.steps[index].reads]
+    return sorted(found)
+
+
+def _behind(pattern: PatternGraph, at: Output) -> list[int]:
+    """Steps that a value goes into."""
+    values, found = {at}, []
+    for step in pattern.steps:
+        if values & set(step.reads):
+            found.append(step.index)
+            values |= {Output(step.index, i) for i in range(len(step.outputs))}
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import product
 from math import isfinite, isnan, prod
@@ -28,23 +28,32 @@ _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 def check_fusion(
-    spec: FusionSpec, ops: Mapping[str, OpSpec], plugin: str, distribution: str = "", version: str = ""
+    spec: FusionSpec,
+    ops: Mapping[str, OpSpec],
+    plugin: str,
+    distribution: str = "",
+    version: str = "",
+    inside: Collection[str] = (),
 ) -> tuple[FusionEntry | None, list[SpecError]]:
-    """The entry (without kernels), or None with everything that is wrong."""
+    """The entry (without kernels), or None with everything that is wrong.
+
+    ``inside``: dtype variables that interior values have, so that no tensor need have them.
+    """
     problems = Problems(plugin, spec.name)
     if spec.open:
         _check_open(problems, spec)
         entry = FusionEntry(spec, plugin, distribution, version, (), FrozenDict(), FrozenDict())
         return (None if problems.found else entry), problems.found
-    if spec.regions:
-        problems.add("regions", "they stand beside a pattern", "pattern = 'region', or none of them")
+    for i, region in enumerate(spec.regions):
+        if not region.slots:
+            problems.add(f"regions[{i}]", "it has no slots", "what a region stands at, beside a pattern")
     inputs = _tensors(problems, "inputs", spec.inputs)
     outputs = _tensors(problems, "outputs", spec.outputs)
     patterns = _patterns(problems, spec, ops)
     if problems.found:
         return None, problems.found
     entry = FusionEntry(spec, plugin, distribution, version, patterns, inputs, outputs)
-    _check_tensors(problems, entry)
+    _check_tensors(problems, entry, inside)
     _check_attributes(problems, entry, ops)
     _check_spellings(problems, entry)
     kinds = {
@@ -72,13 +81,19 @@ def check_fusion(
         _check_tolerances(problems, entry)
     if problems.found:
         return None, problems.found
-    done = FusionEntry(spec, plugin, distribution, version, patterns, inputs, outputs, constraints, (), spec.cases)
+    used = dict.fromkeys(name for p in patterns for step in p.steps for name in step.ops) | {"Identity": None}
+    done = FusionEntry(
+        spec, plugin, distribution, version, patterns, inputs, outputs, constraints, (), spec.cases,
+        ops=FrozenDict({name: ops[name] for name in used}),
+    )  # fmt: skip
     return done, []
 
 
 def _check_open(problems: Problems, spec: FusionSpec) -> None:
     """An open fusion has no tensors of its own; its regions, each validated as the fusion it makes, have."""
-    for field in ("inputs", "outputs", "dtypes", "axes", "attributes", "constraints", "cases", "tolerances", "workloads"):
+    for field in (
+        "inputs", "outputs", "dtypes", "axes", "attributes", "constraints", "cases", "tolerances", "workloads",
+    ):
         if getattr(spec, field):
             problems.add(field, "an open fusion has some", "none: each region states its own")
     names = [r.name for r in spec.regions]
@@ -140,7 +155,7 @@ def _patterns(problems: Problems, spec: FusionSpec, ops: Mapping[str, OpSpec]) -
     return tuple(p for p in found if p is not None)
 
 
-def _check_tensors(problems: Problems, entry: FusionEntry) -> None:
+def _check_tensors(problems: Problems, entry: FusionEntry, inside: Collection[str]) -> None:
     spec = entry.spec
     for field, tensors in (("inputs", entry.inputs), ("outputs", entry.outputs)):
         for name, kind in tensors.items():
@@ -156,7 +171,7 @@ def _check_tensors(problems: Problems, entry: FusionEntry) -> None:
             if choice not in DTYPES or choice == "string":
                 hint = UnknownNameError.among("dtype", choice, set(DTYPES) - {"string"}).expected
                 problems.add(f"dtypes.{name}", f"unknown dtype {choice!r}", hint)
-        if all(t.dtype != name for t in entry.tensors.values()):
+        if name not in inside and all(t.dtype != name for t in entry.tensors.values()):
             problems.add(f"dtypes.{name}", "no tensor has it", "every dtype variable used, or left out")
     problems.attempt("inputs", lambda: folded_axis(entry.tensors))
     told = {a for t in entry.inputs.values() for a in t.axes} | set(_sized(spec))

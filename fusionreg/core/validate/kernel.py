@@ -14,7 +14,7 @@ from ..errors import SpecError, UnknownNameError
 from ..expressions import PREDICATES, ExpressionSet
 from ..intervals import Conditions, Interval, evaluate
 from ..registry.entries import FusionEntry, KernelEntry
-from ..spec import KernelSpec
+from ..spec import ITERATION, WHOLE, KernelSpec
 from ..targets import SHIPPED, TARGETS, THREADS_BLOCK, Target, accepts
 from .fusion import environments, fusion_scope
 from .names import Problems, Scope, check_names
@@ -130,6 +130,7 @@ def _kinds(spec: KernelSpec, fusion: FusionEntry) -> dict[str, tuple[str, ...]]:
     declared = (*fusion.tensors, *fusion.axes, *fusion.spec.attributes, *fusion.spec.dtypes, *fusion.choices, *keys)
     return {
         "the fusion": tuple(dict.fromkeys(declared)),
+        "its iteration": tuple(ITERATION) if WHOLE in spec.regions else (),
         "params": tuple(spec.params),
         "constants": tuple(spec.constants),
     }
@@ -140,8 +141,16 @@ def _check_shape(problems: Problems, spec: KernelSpec, fusion: FusionEntry) -> N
         count = len(getattr(spec, field))
         if not least <= count <= 3:
             problems.add(field, f"{count} expressions", f"{least} to 3")
+    for name in spec.regions:
+        if name == WHOLE and len(spec.regions) > 1:
+            problems.add("regions", f"{WHOLE!r} beside others", f"{WHOLE!r} alone, or names of tensors")
+        if name != WHOLE and name not in fusion.tensors:
+            known = UnknownNameError.among("tensor", name, fusion.tensors).expected
+            problems.add("regions", f"unknown tensor {name!r}", f"{WHOLE!r}: the whole pattern, or {known}")
     for name in spec.strides:
-        if name not in fusion.tensors:
+        if name == WHOLE and WHOLE not in spec.regions:
+            problems.add("strides", f"{WHOLE!r} without a region", f"regions = {WHOLE!r}, or tensors by name")
+        elif name != WHOLE and name not in fusion.tensors:
             problems.add(
                 "strides", f"unknown tensor {name!r}", UnknownNameError.among("t", name, fusion.tensors).expected
             )
@@ -170,13 +179,15 @@ class _Expressions:
         base = fusion_scope(fusion)  # launches and choices may depend on the device's size, what is compiled may not
         texts = {n: tuple(map(str, v)) for n, v in spec.params.items() if v and isinstance(v[0], str)}
         words = {**base.words, **texts}
-        problem = Scope(base.names | {"multiprocessors"}, base.tensors, words=words)
+        space = frozenset(ITERATION) if WHOLE in spec.regions else frozenset()
+        problem = Scope(base.names | space | {"multiprocessors"}, base.tensors, words=words)
         tuned = problem.plus(*spec.params)
         whole = tuned.plus(*spec.constants)
         loose = {n for n, a in fusion.spec.attributes.items() if not a.static} | (
             set(fusion.axes) - set(spec.specialize)
         )
-        fixed = Scope(tuned.names - loose - {"multiprocessors"}, base.tensors, SWITCHES, words)  # what is known when the kernel is compiled
+        # what is known when the kernel is compiled
+        fixed = Scope(tuned.names - loose - space - {"multiprocessors"}, base.tensors, SWITCHES, words)
 
         def many(field: str, scope: Scope) -> tuple[Any, ...]:
             return tuple(problems.expression(f"{field}[{i}]", t, scope) for i, t in enumerate(getattr(spec, field)))
@@ -208,8 +219,13 @@ def _check_read(problems: Problems, spec: KernelSpec, parsed: _Expressions, text
         for name in getattr(spec, field):
             if name not in parsed.names and name not in words:
                 problems.add(field, f"nobody reads {name!r}", "every name used in the template or in an expression")
+    for name in spec.regions:
+        if name != WHOLE and f'slot("{name}")' not in text:
+            problems.add("regions", f"the template has no slot for {name!r}", f'{{{{ slot("{name}") }}}}')
+    if WHOLE in spec.regions and "region" not in words:
+        problems.add("regions", "the template never reads `region`", "the iteration and its device function used")
     for name in spec.strides:
-        if not any(w.startswith(f"{name}_stride") for w in words) and "_stride_" not in text:
+        if name != WHOLE and not any(w.startswith(f"{name}_stride") for w in words) and "_stride_" not in text:
             problems.add("strides", f"the template never reads {name}_stride_0 …", "every declared stride used")
     if spec.workspace.strip() != "0" and "workspace" not in words:
         problems.add("workspace", "the template never reads it", "`workspace`, the kernel's last pointer, used")

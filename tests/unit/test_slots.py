@@ -1,0 +1,173 @@
+"""Point-wise operators around a match: what is taken, what it becomes, and what must stay outside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fusionreg.core.errors import SpecError
+from fusionreg.core.evaluate.evaluator import evaluate
+from fusionreg.core.ir import Graph
+from fusionreg.core.matcher.find import find
+from fusionreg.core.matcher.regions import Maker
+from fusionreg.core.pattern.graph import Output
+from fusionreg.core.pattern.instantiate import instantiate
+from fusionreg.core.registry.catalog import Catalog, load
+from fusionreg.core.render.pointwise import supported
+from fusionreg.core.rewrite import extract
+from fusionreg.core.spec import FusionSpec, KernelSpec, Region
+
+from .test_regions import OPS, Build
+
+KERNEL = '{{ slots }}{{ signature }} {{ "{" }} {{ slot("x") }}; {{ slot("y") }}; {{ "}" }}\n'
+
+
+class Plugin:
+    """Softmax over rows, whose kernel takes operators at both ends."""
+
+    def __init__(self, regions: tuple[Region, ...] = ()) -> None:
+        self.regions = regions
+
+    def register_fusions(self):
+        kernel = KernelSpec(
+            name="k", template="k.cu.j2", grid="M", block="32", regions=("x", "y"), requires=("aligned(x, 16)",)
+        )
+        return [
+            FusionSpec(
+                api=1, name="rows.softmax", pattern="y = Softmax(x)", inputs={"x": "T[... M N]"},
+                outputs={"y": "T[... M N]"}, dtypes={"T": ("float32", "float16")}, kernels=(kernel,),
+                regions=self.regions,
+            )
+        ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory) -> Catalog:
+    return _load(tmp_path_factory.mktemp("rows"))
+
+
+def _load(folder, *regions: Region) -> Catalog:
+    import sys
+    import types
+
+    from fusionreg.hookspecs import hookimpl
+
+    module = types.ModuleType("rows")
+    module.__file__ = str(folder / "__init__.py")
+    (folder / "__init__.py").touch()
+    (folder / "k.cu.j2").write_text(KERNEL)
+    plugin = Plugin(regions)
+    module.register_fusions = hookimpl(lambda: plugin.register_fusions())
+    module.__path__ = [str(folder)]
+    sys.modules["rows"] = module
+    found = load(entry_points=(), extra_plugins=[("rows", module)])
+    assert not found.failures, list(map(str, found.failures))
+    return found
+
+
+def grown(graph: Graph, catalog: Catalog):
+    found = find(graph, catalog.fusions.values(), catalog.ops, maker=Maker(catalog.derive, supported))
+    return [m for m in found.matches if m.base == "rows.softmax"]
+
+
+def same_values(graph: Graph, match, catalog: Catalog) -> None:
+    entry = catalog[match.fusion]
+    rng = np.random.default_rng(1)
+    shapes = {n: graph.values[v].shape for n, v in match.inputs.items()}
+    arrays = {n: rng.standard_normal(s).astype("float32") for n, s in shapes.items()}
+    inside = instantiate(entry.patterns[0], entry.spec, dtypes=match.dtypes, shapes=shapes, ops=OPS)
+    part = extract(graph, match.nodes, "part", list(match.inputs.values()), list(match.outputs.values()))
+    mine = evaluate(inside, arrays, ops=OPS)
+    theirs = evaluate(part, {match.inputs[n]: a for n, a in arrays.items()}, ops=OPS)
+    assert set(mine) == set(match.outputs)
+    for name, value in match.outputs.items():
+        np.testing.assert_array_equal(mine[name], theirs[value])
+
+
+def test_both_ends(catalog):
+    g = Build()
+    shape = (2, 3, 4)
+    x, bias = g.input("x", shape), g.input("bias", (4,))
+    a = g("Relu", g("Add", x, bias, shape=shape), shape=shape)
+    s = g("Softmax", a, shape=shape)
+    gate, row = g.input("gate", shape), g.input("row", (2, 3, 1))
+    y = g("Mul", g("Mul", s, gate, shape=shape), row, shape=shape)
+    graph = g.done(y)
+    (match,) = grown(graph, catalog)
+    entry = catalog[match.fusion]
+    assert len(match.nodes) == 5 and match.root == graph.nodes[-1].name
+    assert set(entry.slots) == {"x", "y"} and entry.slots["x"].at == Output(1, 0)
+    assert dict(entry.spec.inputs) == {
+        "in0": "float32[... M N]", "in1": "float32[N]", "in2": "float32[... M N]", "in3": "float32[... M 1]"
+    }  # fmt: skip
+    assert entry.slots["y"].outputs == ("out0",) and dict(entry.spec.dtypes) == {"T": ("float32",)}
+    same_values(graph, match, catalog)
+    assert [k.spec.requires for k in entry.kernels] == [("aligned(x, 16)",)]
+
+
+def test_value_that_others_read_stays_an_output(catalog):
+    g = Build()
+    s = g("Softmax", g.input("x"))
+    graph = g.done(g("Neg", s), s)
+    (match,) = grown(graph, catalog)
+    assert set(match.outputs) == {"y", "out0"}
+    assert catalog[match.fusion].slots["y"].outputs == ("y", "out0")
+    same_values(graph, match, catalog)
+
+
+def test_front_that_others_read_stays_outside(catalog):
+    g = Build()
+    a = g("Relu", g.input("x"))
+    graph = g.done(g("Softmax", a), g("ReduceSum", a, shape=(1, 1)))
+    assert grown(graph, catalog) == []
+
+
+def test_reader_that_waits_for_the_match_elsewhere_stays_outside(catalog):
+    g = Build()
+    s = g("Softmax", g.input("x"))
+    m = g("ReduceMax", s, shape=(3, 1))
+    graph = g.done(g("Sub", s, m))
+    assert grown(graph, catalog) == []
+
+
+def test_operands_a_kernel_could_not_index_stay_outside(catalog):
+    g = Build()
+    shape = (2, 3, 4)
+    s = g("Softmax", g.input("x", shape), shape=shape)
+    graph = g.done(g("Mul", s, g.input("heads", (2, 1, 1)), shape=shape))
+    assert grown(graph, catalog) == []
+
+
+def test_other_shapes_stay_outside(catalog):
+    g = Build()
+    s = g("Softmax", g.input("x", (1, 4)), shape=(1, 4))
+    graph = g.done(g("Add", s, g.input("z")))
+    assert grown(graph, catalog) == []
+
+
+def test_a_spec_proves_its_slots_on_regions_of_its_own(tmp_path):
+    row = {"inputs": {"x": "T[... M N]", "b": "T[N]"}, "outputs": {"z": "T[... M N]"}, "dtypes": {"T": ("float16",)}}
+    region = Region(name="biased", pattern="...\nz = Add(y, b)", slots=("y",), **row)
+    catalog = _load(tmp_path, region)
+    assert [e.name for e in catalog.entries()] == ["rows.softmax", "rows.softmax.biased"]
+    assert catalog["rows.softmax.biased"].kernels[0].key == "rows.softmax.biased/k"
+    base = catalog["rows.softmax"]
+    for changes, reason in (
+        ({"slots": ()}, "slots"),
+        ({"pattern": "z = Add(x, b)"}, "slots"),
+        ({"slots": ("q",)}, "'q'"),
+        ({"slots": ("x",)}, "nothing computes 'x'"),
+    ):
+        with pytest.raises(SpecError, match=reason):
+            catalog.derive(base, region.model_copy(update={"name": "wrong", **changes}))
+
+
+def test_kernels_without_the_slot_are_left_out(tmp_path):
+    catalog = _load(tmp_path)
+    base = catalog["rows.softmax"]
+    kernel = replace(base.kernels[0], spec=base.kernels[0].spec.model_copy(update={"regions": ("x",)}))
+    row = {"inputs": {"x": "T[... M N]"}, "outputs": {"z": "T[... M N]"}, "dtypes": {"T": ("float16",)}}
+    region = Region(name="behind", pattern="...\nz = Neg(y)", slots=("y",), **row)
+    assert catalog.derive(replace(base, kernels=(kernel,)), region).kernels == ()
