@@ -8,15 +8,13 @@ Conventions of a meaning ``f(xp, *arrays, **attributes)``: ``xp`` is a :class:`B
 outputs, optional ones too, are returned, several as a tuple. It never rounds to 16 bits: the evaluator hands it wide
 floats and rounds its results.
 
-Conventions of ``OpSpec.cuda``: C++ over the input names (``a`` and ``b`` of a variadic operator, folded from the left)
-in float. Names of number attributes stand for their values, ``NAME_word`` tells whether text attribute ``NAME`` is
-``word``, and ``HAS_name`` whether an optional input is there; :func:`cuda_expression` puts them in.
+Conventions of ``OpSpec.cuda``, what an operator is in generated CUDA: see ``cuda``.
 """
 
 from __future__ import annotations
 
 from .backends import Backend, backend_of, numpy_backend
-from .cuda import cuda_expression
+from .cuda import check_cuda
 from .define import operator
 from .vocabulary import (
     CONTROL_FLOW,
@@ -38,9 +36,9 @@ __all__ = [
     "Backend",
     "Vocabulary",
     "backend_of",
+    "check_cuda",
     "check_inputs",
     "complete",
-    "cuda_expression",
     "default_vocabulary",
     "infer",
     "named",

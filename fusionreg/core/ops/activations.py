@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from .define import operator, specs_in
@@ -20,11 +21,16 @@ def softplus_of(xp: Any, x: Any) -> Any:
     return xp.ns.where(x > 0, x, xp.ns.zeros_like(x)) + xp.ns.log1p(xp.ns.exp(-xp.ns.abs(x)))
 
 
-def _point(name: str, inputs: str = "x", cuda: str = "", **attributes: Any) -> Any:
+#: Steps that name ``s``, the sigmoid of ``z``: exp is only taken of non-positive numbers.
+SIGMOID_OF_Z = "e = expf(-fabsf(z)); s = (z < 0.0f ? e : 1.0f) / (1.0f + e);"
+_SOFTPLUS = "(x > 0.0f ? x : 0.0f) + log1pf(expf(-fabsf(x)))"
+
+
+def _point(name: str, inputs: str = "x", cuda: str | Mapping[str, str] = "", **attributes: Any) -> Any:
     return operator(name, inputs, infer=same, attributes=attributes, pointwise=True, cuda=cuda)
 
 
-@_point("Relu", cuda="x < 0.0f ? 0.0f : x")
+@_point("Relu", cuda={"f": "x < 0.0f ? 0.0f : x", "i": "x < 0 ? 0 : x", "u": "x"})
 def relu(xp: Any, x: Any) -> Any:
     """As ONNX Relu; NaN stays NaN."""
     return xp.ns.where(x < 0, xp.ns.zeros_like(x), x)
@@ -40,7 +46,13 @@ def _prelu_type(inputs: Inputs, attributes: Attributes, constants: Constants) ->
     return [(x.dtype, x.shape)]
 
 
-@operator("PRelu", "x slope", infer=_prelu_type, pointwise=True, cuda="x < 0.0f ? slope * x : x")
+@operator(
+    "PRelu",
+    "x slope",
+    infer=_prelu_type,
+    pointwise=True,
+    cuda={"f": "x < 0.0f ? slope * x : x", "i": "x < 0 ? U(slope) * U(x) : U(x)", "u": "x"},
+)
 def prelu(xp: Any, x: Any, slope: Any) -> Any:
     return xp.ns.where(x < 0, slope * x, x)
 
@@ -75,21 +87,18 @@ def _unit(xp: Any, x: Any) -> Any:
 
 
 @_point(
-    "HardSigmoid",
-    cuda="alpha * x + beta < 0.0f ? 0.0f : (alpha * x + beta > 1.0f ? 1.0f : alpha * x + beta)",
-    alpha=0.2,
-    beta=0.5,
+    "HardSigmoid", cuda="v = alpha * x + beta; v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v", alpha=0.2, beta=0.5
 )
 def hard_sigmoid(xp: Any, x: Any, *, alpha: float, beta: float) -> Any:
     return _unit(xp, alpha * x + beta)
 
 
-@_point("HardSwish", cuda="x * (x + 3.0f < 0.0f ? 0.0f : (x + 3.0f > 6.0f ? 1.0f : (x + 3.0f) / 6.0f))")
+@_point("HardSwish", cuda="v = (x + 3.0f) / 6.0f; x * (v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v)")
 def hard_swish(xp: Any, x: Any) -> Any:
     return x * _unit(xp, (x + 3.0) / 6.0)
 
 
-@_point("Sigmoid", cuda="fr::sigmoid(x)")
+@_point("Sigmoid", cuda=f"z = x; {SIGMOID_OF_Z} s")
 def sigmoid(xp: Any, x: Any) -> Any:
     return sigmoid_of(xp, x)
 
@@ -99,7 +108,7 @@ def tanh(xp: Any, x: Any) -> Any:
     return xp.ns.tanh(x)
 
 
-@_point("Softplus", cuda="(x > 0.0f ? x : 0.0f) + log1pf(expf(-fabsf(x)))")
+@_point("Softplus", cuda=_SOFTPLUS)
 def softplus(xp: Any, x: Any) -> Any:
     return softplus_of(xp, x)
 
@@ -114,7 +123,12 @@ def erf(xp: Any, x: Any) -> Any:
     return xp.erf(x)
 
 
-@_point("Gelu", cuda="approximate_tanh ? fr::gelu_tanh(x) : fr::gelu_erf(x)", approximate="none")
+@_point(
+    "Gelu",
+    cuda=f"""z = 1.5957691216057308f * (x + 0.044715f * x * x * x); {SIGMOID_OF_Z}
+        approximate_tanh ? x * s : 0.5f * x * erfcf(-0.70710678118654752f * x)""",
+    approximate="none",
+)
 def gelu(xp: Any, x: Any, *, approximate: str) -> Any:
     """As ONNX Gelu: x/2 (1 + erf(x/√2)); approximate="tanh": x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
 
@@ -125,25 +139,25 @@ def gelu(xp: Any, x: Any, *, approximate: str) -> Any:
     return 0.5 * x * xp.erfc(x * -math.sqrt(0.5))
 
 
-@_point("Swish", cuda="x * fr::sigmoid(alpha * x)", alpha=1.0)
+@_point("Swish", cuda=f"z = alpha * x; {SIGMOID_OF_Z} x * s", alpha=1.0)
 def swish(xp: Any, x: Any, *, alpha: float) -> Any:
     """As ONNX Swish (opset 24): x · sigmoid(alpha x). SiLU is alpha = 1."""
     return x * sigmoid_of(xp, alpha * x)
 
 
-@_point("fusionreg::QuickGelu", cuda="x * fr::sigmoid(alpha * x)", alpha=1.702)
+@_point("fusionreg::QuickGelu", cuda=f"z = alpha * x; {SIGMOID_OF_Z} x * s", alpha=1.702)
 def quick_gelu(xp: Any, x: Any, *, alpha: float) -> Any:
     """x · sigmoid(alpha x), alpha = 1.702: the third public GELU, neither the erf nor the tanh form."""
     return x * sigmoid_of(xp, alpha * x)
 
 
-@_point("Mish", cuda="x * tanhf((x > 0.0f ? x : 0.0f) + log1pf(expf(-fabsf(x))))")
+@_point("Mish", cuda=f"x * tanhf({_SOFTPLUS})")
 def mish(xp: Any, x: Any) -> Any:
     """As ONNX Mish: x · tanh(softplus(x))."""
     return x * xp.ns.tanh(softplus_of(xp, x))
 
 
-@_point("Shrink", cuda="x < -lambd ? x + bias : (x > lambd ? x - bias : (x != x ? x : 0.0f))", bias=0.0, lambd=0.5)
+@_point("Shrink", cuda="x < -lambd ? x + bias : x > lambd ? x - bias : x == x ? 0.0f : x", bias=0.0, lambd=0.5)
 def shrink(xp: Any, x: Any, *, bias: float, lambd: float) -> Any:
     """As ONNX Shrink; NaN stays NaN."""
     inside = xp.ns.logical_and(x >= -lambd, x <= lambd)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .activations import sigmoid_of
+from .activations import SIGMOID_OF_Z, sigmoid_of
 from .define import operator, specs_in
 from .inference import Attributes, Constants, Extent, Extents, Inputs, Type, fail, operand, plus, present, same, times
 
@@ -195,7 +195,14 @@ def rotary_embedding(
     return y if len(shape) == 4 else xp.ns.reshape(xp.ns.permute_dims(y, (0, 2, 1, 3)), shape)
 
 
-@operator("SwiGLU", "a b", infer=same, attributes={"alpha": 1.0}, pointwise=True, cuda="a * fr::sigmoid(alpha * a) * b")
+@operator(
+    "SwiGLU",
+    "a b",
+    infer=same,
+    attributes={"alpha": 1.0},
+    pointwise=True,
+    cuda=f"z = alpha * a; {SIGMOID_OF_Z} a * s * b",
+)
 def swiglu(xp: Any, a: Any, b: Any, *, alpha: float) -> Any:
     """As ONNX SwiGLU (opset 28): a · sigmoid(alpha a) · b."""
     return a * sigmoid_of(xp, alpha * a) * b

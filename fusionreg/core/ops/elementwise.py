@@ -6,14 +6,18 @@ Source of every definition: ONNX operator documentation, newest version. NaN is 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
+from ..dtypes import DTYPES
 from .define import operator, specs_in
 from .inference import Attributes, Constants, Inputs, Type, boolean, broadcast, operand, same
 
+Cuda = str | Mapping[str, str]
 
-def _unary(name: str, function: str, cuda: str = "", summary: str = "") -> Any:
+
+def _unary(name: str, function: str, cuda: Cuda, summary: str = "") -> Any:
     def meaning(xp: Any, x: Any) -> Any:
         return getattr(xp.ns, function)(x)
 
@@ -21,7 +25,7 @@ def _unary(name: str, function: str, cuda: str = "", summary: str = "") -> Any:
     return operator(name, "x", infer=same, pointwise=True, cuda=cuda)(meaning)
 
 
-def _binary(name: str, function: str, cuda: str = "", commutative: bool = True, summary: str = "") -> Any:
+def _binary(name: str, function: str, cuda: Cuda, commutative: bool = True, summary: str = "") -> Any:
     def meaning(xp: Any, a: Any, b: Any) -> Any:
         return getattr(xp.ns, function)(a, b)
 
@@ -29,19 +33,19 @@ def _binary(name: str, function: str, cuda: str = "", commutative: bool = True, 
     return operator(name, "a b", pointwise=True, commutative=commutative, cuda=cuda)(meaning)
 
 
-def _compare(name: str, function: str, cuda: str, commutative: bool = False) -> Any:
+def _compare(name: str, function: str, text: str, commutative: bool = False) -> Any:
     def meaning(xp: Any, a: Any, b: Any) -> Any:
         return getattr(xp.ns, function)(a, b)
 
-    return operator(name, "a b", infer=boolean, pointwise=True, commutative=commutative, cuda=cuda)(meaning)
+    return operator(name, "a b", infer=boolean, pointwise=True, commutative=commutative, cuda={"fiub": text})(meaning)
 
 
-add = _binary("Add", "add", "a + b")
-sub = _binary("Sub", "subtract", "a - b", commutative=False)
-mul = _binary("Mul", "multiply", "a * b")
+add = _binary("Add", "add", {"f": "a + b", "iu": "U(a) + U(b)"})
+sub = _binary("Sub", "subtract", {"f": "a - b", "iu": "U(a) - U(b)"}, commutative=False)
+mul = _binary("Mul", "multiply", {"f": "a * b", "iu": "U(a) * U(b)"})
 
-neg = _unary("Neg", "negative", "-x")
-absolute = _unary("Abs", "abs", "fabsf(x)")
+neg = _unary("Neg", "negative", {"f": "-x", "iu": "0 - U(x)"})
+absolute = _unary("Abs", "abs", {"f": "fabsf(x)", "i": "x < 0 ? 0 - U(x) : U(x)", "u": "x"})
 sqrt = _unary("Sqrt", "sqrt", "sqrtf(x)")
 exp = _unary("Exp", "exp", "expf(x)")
 log = _unary("Log", "log", "logf(x)")
@@ -65,22 +69,22 @@ greater = _compare("Greater", "greater", "a > b")
 less = _compare("Less", "less", "a < b")
 greater_equal = _compare("GreaterOrEqual", "greater_equal", "a >= b")
 less_equal = _compare("LessOrEqual", "less_equal", "a <= b")
-logical_and = _compare("And", "logical_and", "(a != 0.0f) && (b != 0.0f)", commutative=True)
-logical_or = _compare("Or", "logical_or", "(a != 0.0f) || (b != 0.0f)", commutative=True)
-logical_xor = _compare("Xor", "logical_xor", "(a != 0.0f) != (b != 0.0f)", commutative=True)
+logical_and = _compare("And", "logical_and", "a && b", commutative=True)
+logical_or = _compare("Or", "logical_or", "a || b", commutative=True)
+logical_xor = _compare("Xor", "logical_xor", "!a != !b", commutative=True)
 
-bitwise_and = _binary("BitwiseAnd", "bitwise_and")
-bitwise_or = _binary("BitwiseOr", "bitwise_or")
-bitwise_xor = _binary("BitwiseXor", "bitwise_xor")
-bitwise_not = _unary("BitwiseNot", "bitwise_invert")
+bitwise_and = _binary("BitwiseAnd", "bitwise_and", {"iub": "a & b"})
+bitwise_or = _binary("BitwiseOr", "bitwise_or", {"iub": "a | b"})
+bitwise_xor = _binary("BitwiseXor", "bitwise_xor", {"iub": "a ^ b"})
+bitwise_not = _unary("BitwiseNot", "bitwise_invert", {"iu": "~x", "b": "!x"})
 
 
-@operator("Not", "x", infer=boolean, pointwise=True, cuda="x == 0.0f")
+@operator("Not", "x", infer=boolean, pointwise=True, cuda={"fiub": "!x"})
 def logical_not(xp: Any, x: Any) -> Any:
     return xp.ns.logical_not(x)
 
 
-@operator("Identity", "x", infer=same, pointwise=True, moves=True, cuda="x")
+@operator("Identity", "x", infer=same, pointwise=True, moves=True, cuda={"fiub": "x"})
 def identity(xp: Any, x: Any) -> Any:
     return x
 
@@ -90,13 +94,33 @@ def reciprocal(xp: Any, x: Any) -> Any:
     return 1.0 / x
 
 
-@operator("Sign", "x", infer=same, pointwise=True, cuda="x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : (x != x ? x : 0.0f))")
+@operator(
+    "Sign",
+    "x",
+    infer=same,
+    pointwise=True,
+    cuda={
+        "f": "x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == x ? 0.0f : x",
+        "i": "x > 0 ? 1 : x < 0 ? -1 : 0",
+        "u": "x > 0 ? 1 : 0",
+    },
+)
 def sign(xp: Any, x: Any) -> Any:
     """As ONNX Sign; NaN stays NaN."""
     return xp.ns.sign(x)
 
 
-@operator("Div", "a b", pointwise=True, cuda="a / b")
+#: Integers that cannot be divided: the library's answers are 0 for b = 0, and wrapping for the least number by -1.
+_QUOTIENT = {"f": "a / b", "i": "b == 0 ? T(0) : b == -1 ? T(0 - U(a)) : T(a / b)", "u": "b == 0 ? T(0) : T(a / b)"}
+_MODULUS = {
+    "f": """r = fmodf(a, b);
+        fmod || r != r ? r : r == 0.0f ? copysignf(0.0f, b) : (r < 0.0f) != (b < 0.0f) ? r + b : r""",
+    "i": "r = b == 0 || b == -1 ? T(0) : T(a % b); fmod || r == 0 || (r < 0) == (b < 0) ? r : r + b",
+    "u": "b == 0 ? T(0) : T(a % b)",
+}
+
+
+@operator("Div", "a b", pointwise=True, cuda=_QUOTIENT)
 def div(xp: Any, a: Any, b: Any) -> Any:
     """As ONNX Div: integers are truncated toward zero."""
     if xp.floating(a) or xp.kind(a) == "c":
@@ -108,7 +132,7 @@ def div(xp: Any, a: Any, b: Any) -> Any:
     return quotient + xp.cast(inexact, xp.name_of(quotient))
 
 
-@operator("Mod", "a b", attributes={"fmod": 0}, pointwise=True)
+@operator("Mod", "a b", attributes={"fmod": 0}, pointwise=True, cuda=_MODULUS)
 def mod(xp: Any, a: Any, b: Any, *, fmod: int) -> Any:
     """As ONNX Mod: the sign of ``b``, with ``fmod=1`` that of ``a`` (C's fmod)."""
     return xp.fmod(a, b) if fmod else xp.ns.remainder(a, b)
@@ -119,7 +143,7 @@ def _pow_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> l
     return [(a.dtype, broadcast(a.shape, b.shape))]
 
 
-@operator("Pow", "a b", infer=_pow_type, pointwise=True, cuda="powf(a, b)")
+@operator("Pow", "a b", infer=_pow_type, pointwise=True)
 def power(xp: Any, a: Any, b: Any) -> Any:
     """As ONNX Pow: the result has the base's dtype, whatever the exponent's."""
     name = xp.name_of(a)
@@ -129,28 +153,40 @@ def power(xp: Any, a: Any, b: Any) -> Any:
     if xp.floating(a):
         return xp.ns.pow(a, xp.cast(b, name))
     if xp.floating(b):
-        return xp.cast(xp.ns.pow(xp.cast(a, "float64"), xp.cast(b, "float64")), name)
+        return whole(xp, xp.ns.pow(xp.cast(a, "float64"), xp.cast(b, "float64")), name, name)
     return xp.cast(xp.ns.pow(a, xp.cast(b, name)), name)
 
 
-@operator("Max", "args*", pointwise=True, commutative=True, cuda="a != a ? a : (b != b ? b : (a > b ? a : b))")
+@operator(
+    "Max",
+    "args*",
+    pointwise=True,
+    commutative=True,
+    cuda={"f": "a >= b || a != a ? a : b", "iu": "a > b ? a : b"},
+)
 def maximum(xp: Any, *args: Any) -> Any:
     """As ONNX Max; NaN in any operand gives NaN."""
     return reduce(xp.ns.maximum, args)
 
 
-@operator("Min", "args*", pointwise=True, commutative=True, cuda="a != a ? a : (b != b ? b : (a < b ? a : b))")
+@operator(
+    "Min",
+    "args*",
+    pointwise=True,
+    commutative=True,
+    cuda={"f": "a <= b || a != a ? a : b", "iu": "a < b ? a : b"},
+)
 def minimum(xp: Any, *args: Any) -> Any:
     """As ONNX Min; NaN in any operand gives NaN."""
     return reduce(xp.ns.minimum, args)
 
 
-@operator("Sum", "args*", pointwise=True, commutative=True, cuda="a + b")
+@operator("Sum", "args*", pointwise=True, commutative=True, cuda={"f": "a + b", "iu": "U(a) + U(b)"})
 def total(xp: Any, *args: Any) -> Any:
     return reduce(xp.ns.add, args)
 
 
-@operator("Mean", "args*", pointwise=True, commutative=True)
+@operator("Mean", "args*", pointwise=True, commutative=True, cuda="s = a + b; LAST ? s / COUNT : s")
 def mean(xp: Any, *args: Any) -> Any:
     return reduce(xp.ns.add, args) / len(args)
 
@@ -160,7 +196,7 @@ def mean(xp: Any, *args: Any) -> Any:
     "x min? max?",
     infer=same,
     pointwise=True,
-    cuda="(HAS_max && (HAS_min && x < min ? min : x) > max) ? max : (HAS_min && x < min ? min : x)",
+    cuda={"fiu": "raised = HAS_min && x < min ? min : x; HAS_max && raised > max ? max : raised"},
 )
 def clip(xp: Any, x: Any, low: Any = None, high: Any = None) -> Any:
     """As ONNX Clip: min(max(x, min), max); NaN in x stays NaN, and max wins where min > max."""
@@ -175,7 +211,7 @@ def _where_type(inputs: Inputs, attributes: Attributes, constants: Constants) ->
     return [(operand(inputs, 1).dtype, broadcast(*[v.shape for v in inputs if v is not None]))]
 
 
-@operator("Where", "condition x y", infer=_where_type, pointwise=True, moves=True, cuda="condition != 0.0f ? x : y")
+@operator("Where", "condition x y", infer=_where_type, pointwise=True, moves=True, cuda={"fiub": "condition ? x : y"})
 def where(xp: Any, condition: Any, x: Any, y: Any) -> Any:
     return xp.ns.where(condition, x, y)
 
@@ -192,9 +228,23 @@ def _convert(xp: Any, x: Any, to: str) -> Any:
     if to == "bool":
         return x != 0
     name = xp.compute_name(to)
+    if xp.floating(x) and to in DTYPES and DTYPES[to].kind in "iu":
+        return whole(xp, x, to, name)
     if name != to and not (xp.floating(x) and xp.name_of(x) == "float32"):
         name = "float64"
     return xp.cast(x, name)
+
+
+def whole(xp: Any, x: Any, to: str, name: str) -> Any:
+    """Floats as integers of range ``to`` in dtype ``name``: truncated; the nearest one beyond the range, 0 for NaN."""
+    row, held = DTYPES[to], DTYPES[name]
+    low = -(2 ** (row.bits - 1)) if row.kind == "i" else 0
+    bits = row.bits - (row.kind == "i")
+    above, below = x >= 2.0**bits, x <= low
+    outside = xp.ns.logical_or(xp.ns.logical_or(above, below), x != x)
+    y = xp.cast(xp.ns.where(outside, xp.full((), 0.0, x), x), name)
+    most = 2 ** min(bits, held.bits - (held.kind == "i")) - 1
+    return xp.ns.where(above, xp.full((), most, y), xp.ns.where(below, xp.full((), low, y), y))
 
 
 def without_overflow(xp: Any, x: Any, to: str, saturate: int) -> Any:
@@ -202,6 +252,7 @@ def without_overflow(xp: Any, x: Any, to: str, saturate: int) -> Any:
     high = _FLOAT8_MAX.get(to)
     if high is None or xp.floats == "exact":
         return x
+    x = x if xp.floating(x) else xp.cast(x, "float64")
     if saturate:
         return xp.ns.where(x > high, xp.full((), high, x), xp.ns.where(x < -high, xp.full((), -high, x), x))
     if to == "float8_e4m3fn":  # libraries differ here; 464 is where rounding passes the largest number
@@ -213,7 +264,10 @@ def without_overflow(xp: Any, x: Any, to: str, saturate: int) -> Any:
     "Cast", "x", infer=_cast_type, pointwise=True, attributes={"to": "<required>", "saturate": 1, "round_mode": "up"}
 )
 def cast(xp: Any, x: Any, *, to: str, saturate: int, round_mode: str) -> Any:
-    """As ONNX Cast: to nearest even among floats; float to integer truncates toward zero, as C and NumPy do."""
+    """As ONNX Cast: to nearest even among floats; float to integer truncates toward zero.
+
+    What ONNX leaves open, alike in every library: beyond an integer's range its nearest number, and 0 for NaN.
+    """
     return _convert(xp, without_overflow(xp, x, to, saturate), to)
 
 
@@ -234,7 +288,14 @@ def isnan(xp: Any, x: Any) -> Any:
     return xp.ns.isnan(x)
 
 
-@operator("IsInf", "x", infer=boolean, attributes={"detect_negative": 1, "detect_positive": 1}, pointwise=True)
+@operator(
+    "IsInf",
+    "x",
+    infer=boolean,
+    attributes={"detect_negative": 1, "detect_positive": 1},
+    pointwise=True,
+    cuda="detect_positive && x == fr::infinity() || detect_negative && x == -fr::infinity()",
+)
 def isinf(xp: Any, x: Any, *, detect_negative: int, detect_positive: int) -> Any:
     y = xp.ns.isinf(x)
     if not detect_negative:
@@ -242,7 +303,15 @@ def isinf(xp: Any, x: Any, *, detect_negative: int, detect_positive: int) -> Any
     return y if detect_positive else xp.ns.logical_and(y, x < 0)
 
 
-@operator("BitShift", "a b", attributes={"direction": "<required>"}, pointwise=True)
+#: All bits are shifted out where b is no position of a bit.
+_SHIFT = {
+    "i": """in = U(b) < 8 * sizeof(T);
+        direction_LEFT ? (in ? T(U(a) << b) : T(0)) : direction_RIGHT && in ? T(a >> b) : a < 0 ? T(-1) : T(0)""",
+    "u": "U(b) >= 8 * sizeof(T) ? T(0) : direction_LEFT ? T(U(a) << b) : direction_RIGHT ? T(a >> b) : T(0)",
+}
+
+
+@operator("BitShift", "a b", attributes={"direction": "<required>"}, pointwise=True, cuda=_SHIFT)
 def bit_shift(xp: Any, a: Any, b: Any, *, direction: str) -> Any:
     shift = xp.ns.bitwise_left_shift if direction == "LEFT" else xp.ns.bitwise_right_shift
     return shift(a, b)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .activations import sigmoid_of
+from .activations import SIGMOID_OF_Z, sigmoid_of
 from .define import operator, specs_in
 from .inference import Attributes, Constants, Inputs, Type, axis_of, operand, same
 from .normalization import scale_to_unit, standardise
 from .reductions import mean_of, sum_of
 
+#: 1 - s, s being the sigmoid of z, without cancellation.
+_COMPLEMENT = "((z < 0.0f ? 1.0f : e) / (1.0f + e))"
 
-def _point(name: str, inputs: str, cuda: str = "", **attributes: Any) -> Any:
+
+def _point(name: str, inputs: str, cuda: str, **attributes: Any) -> Any:
     return operator(f"fusionreg::{name}", inputs, infer=same, attributes=attributes, pointwise=True, cuda=cuda)
 
 
@@ -43,7 +46,7 @@ def tanh_grad(xp: Any, dy: Any, y: Any) -> Any:
 @_point(
     "SwishGrad",
     "dy x",
-    cuda="dy * (fr::sigmoid(alpha * x) + alpha * x * fr::sigmoid(alpha * x) * fr::sigmoid(-(alpha * x)))",
+    cuda=f"z = alpha * x; {SIGMOID_OF_Z} dy * (s + z * s * {_COMPLEMENT})",
     alpha=1.0,
 )
 def swish_grad(xp: Any, dy: Any, x: Any, *, alpha: float) -> Any:
@@ -52,21 +55,32 @@ def swish_grad(xp: Any, dy: Any, x: Any, *, alpha: float) -> Any:
     return dy * (s + alpha * x * s * sigmoid_of(xp, -alpha * x))
 
 
-@_point("GeluGrad", "dy x", approximate="none")
+@_point(
+    "GeluGrad",
+    "dy x",
+    # tanh is 2 s - 1, so that (1 + t)/2 = s and (1 - t²)/4 = s (1 - s), which do not cancel
+    cuda=f"""z = 1.5957691216057308f * (x + 0.044715f * x * x * x); {SIGMOID_OF_Z}
+        slope = s * {_COMPLEMENT}; inner = slope == 0.0f ? 0.0f : x;
+        approximate_tanh
+            ? dy * (s + inner * slope * 1.5957691216057308f * (1.0f + 0.134145f * inner * inner))
+            : dy * (0.5f * erfcf(-0.70710678118654752f * x) + x * (expf(-0.5f * x * x) * 0.39894228040143268f))""",
+    approximate="none",
+)
 def gelu_grad(xp: Any, dy: Any, x: Any, *, approximate: str) -> Any:
     """dy times the derivative of Gelu of the same ``approximate``.
 
-    none: Φ(x) + x φ(x). tanh, with t = tanh(k (x + c x³)), k = √(2/π), c = 0.044715:
-    (1 + t)/2 + x/2 (1 - t²) k (1 + 3 c x²), the last term being 0 where t is ±1.
+    none: Φ(x) + x φ(x). tanh, with s = sigmoid(2 k (x + c x³)), k = √(2/π), c = 0.044715, which is (1 + tanh)/2:
+    s + x s (1 - s) 2 k (1 + 3 c x²), the last term being 0 where s is 0 or 1. 1 - s and Φ are taken without cancelling.
     """
     if approximate != "tanh":
         density = xp.ns.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
-        return dy * (0.5 * (1.0 + xp.erf(x * math.sqrt(0.5))) + x * density)
-    k, c = math.sqrt(2.0 / math.pi), 0.044715
-    t = xp.ns.tanh(k * (x + c * x * x * x))
-    slope = 1.0 - t * t
+        return dy * (0.5 * xp.erfc(x * -math.sqrt(0.5)) + x * density)
+    k, c = math.sqrt(8.0 / math.pi), 0.044715
+    z = k * (x + c * x * x * x)
+    s = sigmoid_of(xp, z)
+    slope = s * sigmoid_of(xp, -z)
     inner = xp.ns.where(slope == 0, xp.ns.zeros_like(x), x)
-    return dy * (0.5 * (1.0 + t) + 0.5 * inner * slope * k * (1.0 + 3.0 * c * inner * inner))
+    return dy * (s + inner * slope * k * (1.0 + 3.0 * c * inner * inner))
 
 
 @operator("fusionreg::SoftmaxGrad", "dy y", infer=same, attributes={"axis": -1})
@@ -141,10 +155,10 @@ def rms_normalization_grad(xp: Any, dy: Any, x: Any, scale: Any, *, axis: int, e
 def batch_normalization_grad(xp: Any, dy: Any, x: Any, scale: Any, mean: Any, inv_std_dev: Any) -> Any:
     """Of BatchNormalization in training, from its saved statistics, all of length C along axis 1.
 
-    With h = (x - mean) · inv_std_dev and means over all axes but 1: dx = scale inv_std_dev (dy - mean(dy) - h mean(dy h)),
-    dscale = Σ dy h, dbias = Σ dy.
+    With h = (x - mean) · inv_std_dev, and means and sums over all axes but 1:
+    dx = scale inv_std_dev (dy - mean(dy) - h mean(dy h)), dscale = Σ dy h, dbias = Σ dy.
     """
-    axes, column = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+    axes, column = (0, *range(2, x.ndim)), (1, scale.shape[0], *[1] * (x.ndim - 2))
     scale, mean, inverse = (xp.ns.reshape(v, column) for v in (scale, mean, inv_std_dev))
     h = (x - mean) * inverse
     dx = scale * inverse * (dy - mean_of(xp, dy, axes) - h * mean_of(xp, dy * h, axes))

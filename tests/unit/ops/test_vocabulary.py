@@ -16,7 +16,6 @@ from fusionreg.core.ops import (
     DTYPE_ATTRIBUTES,
     Vocabulary,
     complete,
-    cuda_expression,
     default_vocabulary,
     infer,
     named,
@@ -154,16 +153,3 @@ def test_infer_checks_operand_and_output_counts() -> None:
 def test_unknown_extents_are_named_after_their_value() -> None:
     types = infer(OPS["NonZero"], [Value("x", "float32", (3, 4))], {})
     assert named(["n"], types) == [Value("n", "int64", (2, "n.1"))]
-
-
-def test_cuda_expression_puts_operands_and_attributes_in() -> None:
-    assert cuda_expression(OPS["Add"], {"a": "p", "b": "q"}, {}) == "(p) + (q)"
-    assert cuda_expression(OPS["Gelu"], {"x": "v"}, {"approximate": "tanh"}).startswith("true ? fr::gelu_tanh((v))")
-    assert cuda_expression(OPS["Gelu"], {"x": "v"}, {}).startswith("false ? ")
-    assert "false && " in cuda_expression(OPS["Clip"], {"x": "v", "max": "m"}, {})
-    assert float.fromhex(cuda_expression(OPS["LeakyRelu"], {"x": "v"}, {}).split("? ")[1].split("f")[0]) == 0.01
-    with pytest.raises(SpecError, match="MatMul"):
-        cuda_expression(OPS["MatMul"], {"a": "p", "b": "q"}, {})
-    odd = operator("acme::Odd", "x", pointwise=True, cuda="x + y")(lambda xp, x: x)
-    with pytest.raises(SpecError, match="'y'"):
-        cuda_expression(odd, {"x": "v"}, {})

@@ -1,0 +1,135 @@
+"""Generated device functions, executed: every point-wise operator at its dtypes on special values, and random graphs.
+
+All graphs stand in one unit. The vocabulary's meanings are the reference: in float64 (``exact``) for floats, and bit by
+bit for integers, bool and casts. onnx.reference confirms the meanings themselves (tests/unit/ops).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pointwise_cases import INTEGERS, cast_cases, operator_cases, pow_cases, whole_powers
+from pointwise_random import random_cases
+from pointwise_units import Case, unit
+
+from fusionreg.core.dtypes import dtype
+from fusionreg.core.simulator import Checks
+
+OPERATORS, CASTS, POWERS, RANDOM = list(operator_cases()), list(cast_cases()), list(pow_cases()), list(random_cases())
+WHOLE = list(whole_powers())
+ALL = [*OPERATORS, *CASTS, *POWERS, *WHOLE, *RANDOM]
+INDEX = {case.name: i for i, case in enumerate(ALL)}
+
+#: Operators whose result changes by many units in its last place when the operand does by one: what a step of the
+#: operand is worth, in steps of the result.
+STEEP = {"Gelu": 200, "fusionreg.GeluGrad": 300, "Tan": 20, "Sinh": 20}
+
+
+@pytest.fixture(scope="module")
+def results(build, geometry):
+    kernel = build(unit([case.graph for case in ALL]))
+
+    def run(case: Case) -> list[np.ndarray]:
+        found = case.outputs()
+        raw = [x.view(np.uint8) for x in case.arguments(found, np.zeros(1, np.uint8))]
+        blocks = geometry((-(-case.size // 128), 1, 1), (128, 1, 1))
+        kernel.launch([INDEX[case.name], case.size, *raw], blocks, checks=Checks(guard=False))
+        return found
+
+    return run
+
+
+def ids(cases):
+    return [pytest.param(c, id=c.name) for c in cases]
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64)
+
+
+def ulp(x: np.ndarray) -> np.ndarray:
+    """The distance from |x| to the next number of its dtype."""
+    kind = x.dtype if x.dtype.kind == "f" else np.dtype(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = wide(np.spacing(np.abs(x.astype(kind))))
+    if x.dtype.kind == "f":
+        return steps
+    fraction = dtype(x.dtype.name).mantissa
+    return np.maximum(steps * 2.0 ** (23 - fraction), 2.0**-133)
+
+
+def assert_close(got: np.ndarray, step: np.ndarray, exact: np.ndarray, steps: float, inputs: object = "") -> None:
+    """Within ``steps`` units of ``exact`` rounded once beside twice the chain's error; special values follow it, or
+    the chain where that overflowed on the way."""
+    with np.errstate(all="ignore"):
+        rounded = exact.astype(got.dtype)
+        a, s, e = wide(got), wide(step), wide(rounded)
+        near = np.abs(a - e) <= steps * ulp(rounded) + 2 * np.abs(s - e)
+    same = (a == e) | (np.isnan(a) & np.isnan(e))
+    chain = ~np.isfinite(s) & ((a == s) | (np.isnan(a) & np.isnan(s)))
+    wrong = ~(same | near | chain)
+    assert not wrong.any(), (np.flatnonzero(wrong)[:3], got[wrong][:3], step[wrong][:3], exact[wrong][:3], inputs)
+    assert not (np.isnan(e) & ~np.isnan(a)).any(), "NaN disappeared"
+
+
+@pytest.mark.parametrize("case", ids(OPERATORS))
+def test_operator_means_what_the_vocabulary_says(case: Case, results) -> None:
+    got = results(case)[0]
+    step, exact = case.evaluated("step")[0], case.evaluated("exact")[0]
+    if not dtype(case.graph.values[case.graph.outputs[0]].dtype).floating:
+        np.testing.assert_array_equal(got, step)
+        return
+    steps = 4 + STEEP.get(case.graph.name, 0)
+    assert_close(got, step, exact, steps)
+    with np.errstate(invalid="ignore"):
+        zero = (wide(exact) == 0) & (wide(got) == 0) & (wide(step) == 0)
+    if case.graph.name not in ("Max", "Min", "Hypot"):  # where 0 and -0 are equal
+        np.testing.assert_array_equal(np.signbit(wide(got)[zero]), np.signbit(wide(exact)[zero]))
+
+
+@pytest.mark.parametrize("case", ids(CASTS))
+def test_cast_is_the_vocabularys(case: Case, results) -> None:
+    np.testing.assert_array_equal(wide(results(case)[0]), wide(case.evaluated("step")[0]))
+    assert results(case)[0].dtype == case.evaluated("step")[0].dtype
+
+
+@pytest.mark.parametrize("case", ids(POWERS))
+def test_pow(case: Case, results) -> None:
+    got, step, exact = results(case)[0], case.evaluated("step")[0], case.evaluated("exact")[0]
+    if got.dtype.kind in "iu":  # a last place of pow may decide about an integer
+        near = np.abs(wide(got) - wide(step)) <= np.maximum(1.0, 1e-15 * np.abs(wide(step)))
+        assert near.all()
+    else:
+        base, exponent = case.inputs.values()
+        odd = exponent.astype(np.float32) if exponent.dtype.kind == "i" else exponent  # as the meaning does
+        with np.errstate(all="ignore"):
+            exact = np.power(wide(base), wide(odd)) if exponent.dtype.kind == "i" else exact
+        assert_close(got, step, exact, 16)
+
+
+@pytest.mark.parametrize("case", ids(WHOLE))
+def test_integer_powers_wrap_and_negative_ones_are_truncated(case: Case, results) -> None:
+    base, exponent = case.inputs.values()
+    bits = base.dtype.itemsize * 8
+    for a, b, got in zip(base.tolist(), exponent.tolist(), results(case)[0].tolist(), strict=True):
+        if b >= 0:
+            value = pow(a, b, 2**bits)
+            value -= 2**bits if base.dtype.kind == "i" and value >= 2 ** (bits - 1) else 0
+        else:
+            value = {1: 1, -1: 1 if b % 2 == 0 else -1}.get(a, 0)
+        assert got == value, (a, b)
+
+
+@pytest.mark.parametrize("case", ids(RANDOM))
+def test_random_graph(case: Case, results) -> None:
+    steps, exacts = case.evaluated("step"), case.evaluated("exact")
+    for name, got, step, exact in zip(case.graph.outputs, results(case), steps, exacts, strict=True):
+        if not dtype(case.graph.values[name].dtype).floating:
+            np.testing.assert_array_equal(got, step, err_msg=name)
+        else:
+            assert_close(got, step, exact, 4, name)
+
+
+def test_every_integer_dtype_is_tried() -> None:
+    tried = {(c.graph.name, c.graph.values["x0"].dtype) for c in OPERATORS}
+    assert {("Add", n) for n in INTEGERS} | {("Where", "bool"), ("Not", "bool"), ("Gelu", "float64")} <= tried
