@@ -126,6 +126,8 @@ class Slot:
 
     Attributes:
         name: the tensor: an input that they compute, or an output that they read.
+        type: its type in the fusion that has the slot.
+        before: whether the operators compute it; else they read it.
         at: where that value is in the pattern.
         steps: the operators, as indices of the pattern's steps.
         inputs: tensors that they read beside it; of an input's slot, instead of it.
@@ -134,6 +136,8 @@ class Slot:
     """
 
     name: str
+    type: TensorType
+    before: bool
     at: Output
     steps: tuple[int, ...]
     inputs: tuple[str, ...]

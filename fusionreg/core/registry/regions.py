@@ -86,7 +86,7 @@ def _slots(base: FusionEntry, entry: FusionEntry, region: Region) -> FrozenDict[
         visible = {where: n for n, where in pattern.outputs.items()}
         made_here = [Output(i, k) for i in steps for k in range(len(pattern.steps[i].outputs))]
         writes = [visible[where] for where in ([] if name in base.inputs else [at, *made_here]) if where in visible]
-        found[name] = Slot(name, at, tuple(steps), tuple(reads), tuple(writes))
+        found[name] = Slot(name, base.tensors[name], name in base.inputs, at, tuple(steps), tuple(reads), tuple(writes))
     return FrozenDict(found)
 
 

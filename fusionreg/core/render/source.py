@@ -16,7 +16,9 @@ from ..errors import RenderError
 from ..frozen import FrozenDict
 from ..problem import Problem
 from ..problem.geometry import environment, launch_geometry
-from . import lines, prelude
+from ..problem.iteration import iteration
+from ..spec import WHOLE
+from . import lines, prelude, regions, slots
 from .environment import Environment, shared_library
 from .environment import environment as jinja_environment
 from .prelude import Argument
@@ -70,12 +72,14 @@ def variant(entry: FusionEntry, kernel: KernelEntry, problem: Problem, params: M
     """Everything of a problem that the rendered unit depends on, hashable: equal variants share one cubin."""
     _, constants = environment(kernel, problem, params)
     threads = launch_geometry(kernel, problem, params)
+    whole = (iteration(problem), tuple(problem.attributes.items())) if WHOLE in kernel.spec.regions else ()
     return (
         kernel.key, problem.target, tuple(params.items()), tuple(constants.items()), tuple(problem.choices.items()),
         tuple((n, v) for n, v in problem.attributes.items() if entry.spec.attributes[n].static),
         tuple(problem.dtypes.items()), tuple(t and (t.dtype, len(t.shape)) for t in problem.tensors.values()),
         tuple(problem.forms.items()), tuple((a, problem.axes.get(a)) for a in kernel.spec.specialize),
         prelude.axes(entry, problem), threads.threads, threads.workspace > 0,
+        *whole,
     )  # fmt: skip
 
 
@@ -92,8 +96,16 @@ def render(
     whom, spec = kernel.key, kernel.spec
     _, constants = environment(kernel, problem, params)
     launch = launch_geometry(kernel, problem, params)
-    found = prelude.arguments(entry, kernel, problem, launch.workspace > 0)
+    whole = WHOLE in spec.regions
+    list_arguments = regions.arguments if whole else prelude.arguments
+    found = list_arguments(entry, kernel, problem, launch.workspace > 0)
     values = prelude.variables(entry, kernel, problem, params, constants)
+    region: dict[str, Any] = {}
+    if whole:
+        region["region"] = regions.region(entry, problem, whom)
+    elif spec.regions:
+        found_slots = slots.slots(entry, kernel, problem)
+        region |= {"slots": found_slots.code, "slot": found_slots.make}
     name = _symbol(entry, kernel, variant(entry, kernel, problem, params))
     jinja = jinja_environment(kernel.root, shared_library())
     text = _unit(
@@ -104,6 +116,7 @@ def render(
         values,
         name,
         prelude.signature(name, found, launch.threads, spec.min_blocks, whom),
+        region,
     )
     if name not in text:
         raise RenderError(
@@ -136,6 +149,7 @@ def _unit(
     values: Mapping[str, Any],
     name: str,
     signature: Code,
+    region: Mapping[str, Any],
 ) -> str:
     whom, spec = kernel.key, kernel.spec
     included: set[str] = set()
@@ -150,10 +164,12 @@ def _unit(
         included.add(path)
         return Code(jinja.expand(template, scope, hints, whom))
 
-    scope: dict[str, Any] = {**values, "entry": Code(name), "signature": signature, "include": include}
+    scope: dict[str, Any] = {**values, **region, "entry": Code(name), "signature": signature, "include": include}
     head = [f"// {entry.spec.name} {entry.spec.version}, kernel {spec.name}, for {problem.target}"]
     head += [f"#include <{h}>" for h in prelude.headers(problem)]
     library = include(LIBRARY)
+    if "slots" in scope:
+        scope["slots"] = Code(include(slots.LIBRARY) + scope["slots"])
     middle = prelude.definitions(entry, problem, values, whom)
     body = jinja.expand(spec.template, scope, hints, whom)
     label = f"prelude of {entry.spec.name}/{spec.name}"
