@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from fusionreg.core.bench import Outcome, measure, subjects
 from fusionreg.core.bench import tuning as core
 from fusionreg.core.bench.results import PEERS
-from fusionreg.core.bench.tuning import Tuned, TunedParameters
+from fusionreg.core.bench.tuned import ShippedParameters, TunedParameters
+from fusionreg.core.bench.tuning import Tuned
 from fusionreg.core.cache import Cache
 from fusionreg.core.errors import MissingDependencyError, UnknownNameError
 from fusionreg.core.registry.catalog import Catalog, load
@@ -29,6 +30,7 @@ def bench(
     again: bool = False,
     frozen: bool = False,
     peers: Sequence[str] = PEERS,
+    count: bool = True,
     time_limit: float | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
@@ -41,6 +43,7 @@ def bench(
         again: measure also what the file has figures for.
         frozen: kernels with the parameters they ship with, not those that tuning found here.
         peers: competitors; a row that was measured against fewer is measured anew.
+        count: whether the instructions of kernels are counted, where a profiler or a disassembler is.
         time_limit: seconds after which no further workload is begun.
 
     Raises: :class:`MissingDependencyError` without torch or a GPU, :class:`UnknownNameError` for a fusion, workload or
@@ -50,10 +53,9 @@ def bench(
         if peer not in PEERS:
             raise UnknownNameError.among("competitor", peer, PEERS)
     catalog, device = _device(names, peers)
-    wanted = subjects(
-        catalog, device.target, names, only, None if frozen else TunedParameters(), device.multiprocessors
-    )
-    return measure(wanted, device, out, again=again, time_limit=time_limit, progress=progress)
+    tuned = ShippedParameters() if frozen else TunedParameters()
+    wanted = subjects(catalog, device.target, names, only, tuned, device.multiprocessors)
+    return measure(wanted, device, out, again=again, time_limit=time_limit, progress=progress, count=count)
 
 
 def tune(
@@ -61,16 +63,23 @@ def tune(
     *,
     only: Sequence[str] = (),
     again: bool = False,
+    ship: bool = False,
     time_limit: float | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tuned, ...]:
     """Tries the parameters of kernels on the workloads of fusions; later calls on this machine use the best.
 
     Arguments and errors as for :func:`bench`.
+
+    Args:
+        ship: write the best also into the plugins' packages, for every machine of this architecture.
     """
     catalog, device = _device(names)
     wanted = subjects(catalog, device.target, names, only, multiprocessors=device.multiprocessors)
-    return core.tune(wanted, device, Cache(), again=again, time_limit=time_limit, progress=progress)
+    found = core.tune(wanted, device, Cache(), again=again, time_limit=time_limit, progress=progress)
+    if ship:
+        core.ship(found, catalog, device.environment)
+    return found
 
 
 def _device(names: Sequence[str], peers: Sequence[str] = ()) -> tuple[Catalog, TorchBench]:

@@ -11,13 +11,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import headers
 from .cache import Cache
 from .compiler import nvrtc
 from .errors import FusionregError
 from .simulator.toolchain import host_compiler
+
+if TYPE_CHECKING:
+    from .registry.catalog import Catalog
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,29 @@ class Check:
 
 def examine() -> tuple[Check, ...]:
     """All checks, in the order a newcomer needs them."""
+    from .registry.catalog import load
+
     probes: tuple[Callable[[], Check], ...] = (
         _python, _host_compiler, _nvrtc, _headers, _gpu, _launcher, _cache,
         lambda: _package("torch", "torch", "PyTorch models"),
         lambda: _package("onnx_ir", "onnx", "ONNX models"),
         lambda: _package("onnxruntime", "onnx", "the reference of ONNX models"),
+        lambda: shipped_parameters(load()),
     )  # fmt: skip
     return tuple(probe() for probe in probes)
+
+
+def shipped_parameters(catalog: Catalog) -> Check:
+    """What plugins ship of tuned parameters, and what of it no longer belongs to its kernel."""
+    from .bench.shipped import stale
+
+    good, wrong = stale(catalog)
+    found = f"{good} for kernels as they are"
+    if not wrong:
+        return Check("tuned parameters", "ok", found)
+    said = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+    advice = "They are not used. On such a GPU, `fusionreg tune --again --ship` finds new ones"
+    return Check("tuned parameters", "absent", f"{found}, {len(wrong)} stale: {said}", advice)
 
 
 def _python() -> Check:

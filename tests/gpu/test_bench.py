@@ -8,7 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fusionreg.core.bench import Subject, measure  # noqa: E402
-from fusionreg.core.bench.tuning import TunedParameters, tune  # noqa: E402
+from fusionreg.core.bench.tuned import TunedParameters  # noqa: E402
+from fusionreg.core.bench.tuning import tune  # noqa: E402
 from fusionreg.core.cache import Cache  # noqa: E402
 from fusionreg.core.ops import default_vocabulary  # noqa: E402
 from fusionreg.core.runtime import Runtime  # noqa: E402

@@ -24,6 +24,9 @@ def bench(
     peers: Annotated[
         list[str] | None, typer.Option(help="Only these competitors; `none` for our kernels alone.")
     ] = None,
+    count: Annotated[
+        bool, typer.Option(help="Count the instructions of kernels (with ncu, else a disassembler).")
+    ] = True,
     time_limit: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which no further workload is begun.")
     ] = None,
@@ -52,7 +55,7 @@ def bench(
         with progress("measuring", quiet=json) as tell:
             outcome = measure(
                 fusions or (), only=only or (), out=out, again=again, frozen=frozen, time_limit=time_limit,
-                progress=tell, peers=tuple(p for p in peers if p != "none") if peers else PEERS,
+                progress=tell, count=count, peers=tuple(p for p in peers if p != "none") if peers else PEERS,
             )  # fmt: skip
         found, rows, ok = outcome.results, outcome.rows, outcome.ok
         left = f", {outcome.left} left for lack of time" if outcome.left else ""
@@ -87,6 +90,9 @@ def tune(
     fusions: Annotated[list[str] | None, typer.Argument(help="fusions; all by default")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only workloads whose name or row is like this.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Try also what the cache knows.")] = False,
+    ship: Annotated[
+        bool, typer.Option("--ship", help="Write the best into the plugins' packages: every machine then uses them.")
+    ] = False,
     time_limit: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which no further kernel is begun.")
     ] = None,
@@ -95,20 +101,19 @@ def tune(
     """Tries the parameters of kernels on a GPU, after checking their numbers; later calls use the best.
 
     Results are kept in the cache for this GPU, driver and compiler, by class of problem: extents of one power of two
-    share one. Nothing that is tuned here is used where `--frozen` is given.
+    share one. What is tuned here is not used where `--frozen` is given; what a plugin ships (`--ship`) is.
     """
-    from dataclasses import asdict
-
     from fusionreg.benching import tune as search
     from fusionreg.core.bench.listing import number
 
     with progress("tuning", quiet=json) as tell:
-        found = search(fusions or (), only=only or (), again=again, time_limit=time_limit, progress=tell)
+        found = search(fusions or (), only=only or (), again=again, ship=ship, time_limit=time_limit, progress=tell)
     if json:
-        return print_json([{**asdict(t), "params": dict(t.params)} for t in found])
+        hidden = ("subject", "entry")
+        return print_json([{k: v for k, v in vars(t).items() if k not in hidden} for t in found])
     rows = [
         (t.kernel, t.workload, " ".join(f"{k}={v}" for k, v in t.params.items()), number(t.ms), number(t.default_ms),
-         "kept" if t.kept else t.tried, t.reason)
+         "kept" if t.kept else t.tried, number(t.model), number(t.agreement), t.reason)
         for t in found
     ]  # fmt: skip
-    table("", ("kernel", "workload", "best", "ms", "before", "tried", "remark"), rows)
+    table("", ("kernel", "workload", "best", "ms", "before", "tried", "model", "agrees", "remark"), rows)

@@ -11,7 +11,7 @@ def header(rows: Iterable[Result]) -> tuple[str, ...]:
     """Titles for :func:`line`, with a column for every peer that any row has."""
     return (
         "fusion", "workload", "mode", "kernel", "ours ms", "p20–p80", *peers_in(rows), "floor", "of floor", "÷ best",
-        "goal", "÷ goal",
+        "goal", "÷ goal", "instr/elem", "issue",
     )  # fmt: skip
 
 
@@ -22,7 +22,8 @@ def peers_in(rows: Iterable[Result]) -> tuple[str, ...]:
 
 
 def line(row: Result, peers: Iterable[str]) -> tuple[str, ...]:
-    """One row: milliseconds, the floor and ratios; a refused row says why in place of the kernel's time."""
+    """One row: milliseconds, the floor and ratios; instructions for each element and the milliseconds that they take,
+    marked where those are more than the floor; a refused row says why in place of the kernel's time."""
     ours = next((c for c in row.columns if c.ours and c.name == row.chosen), None)
     time = ours.time if ours else None
     said = number(row.ours_ms) if row.ours_ms else row.status if row.status != "measured" else "–"
@@ -32,7 +33,7 @@ def line(row: Result, peers: Iterable[str]) -> tuple[str, ...]:
     return (
         row.fusion, row.workload, row.mode, kernel, said, within,
         *(number(row.ms(p)) for p in peers), number(row.floor_ms), share, number(row.to_best), number(row.goal_ms),
-        number(row.to_goal),
+        number(row.to_goal), number(row.per_element), f"{number(row.issue_ms)}{'*' if row.issue_binds else ''}",
     )  # fmt: skip
 
 
@@ -41,6 +42,11 @@ def remarks(rows: Iterable[Result]) -> list[str]:
     found = []
     for row in rows:
         where = f"{row.fusion} {row.workload}"
+        if row.issue_binds:
+            found.append(
+                f"{where}: {number(row.per_element)} instructions an element take {number(row.issue_ms)} ms to issue, "
+                f"more than the floor of {number(row.floor_ms)} ms"
+            )
         if row.reason:
             found.append(f"{where}: {row.reason}")
         for c in row.columns:

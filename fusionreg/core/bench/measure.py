@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from ..cache import Cache
 from ..errors import ExpressionError, FusionregError
 from ..expressions import Expression
-from ..problem import select
+from .counting import counted, elements
 from .floors import Ceilings, floor
 from .results import Column, Result, Results, Run, file_name, read
 from .statistics import Spread, spread
@@ -58,6 +59,7 @@ class Entrant:
         reason: why it cannot run; then it is neither checked nor timed.
         check: runs it once and compares.
         sample: milliseconds of single launches, one round of them.
+        glance: the same in a tenth of the time; None where there is no such thing.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Entrant:
     reason: str = ""
     check: Callable[[], Check] = field(default=lambda: Check(0.0, 0.0, "it was never run"), repr=False)
     sample: Callable[[], Sequence[float]] = field(default=tuple, repr=False)
+    glance: Callable[[], Sequence[float]] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,10 @@ class Bench(Protocol):
         """Puts a workload in place; its memory is free again afterwards."""
         ...
 
+    def executed(self, subjects: Sequence[Subject]) -> Sequence[int | None]:
+        """Instructions that one launch of what dispatch picks executes, for each; None where nothing can count them."""
+        ...
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -135,6 +142,8 @@ def measure(
     again: bool = False,
     time_limit: float | None = None,
     progress: Progress | None = None,
+    count: bool = True,
+    cache: Cache | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Measures every subject that the folder's file has no figures for, and writes the file after each row.
@@ -144,6 +153,8 @@ def measure(
         folder: where the GPU's file is, or will be.
         again: measure also what is there already.
         time_limit: seconds after which no further workload is begun.
+        count: whether the instructions of kernels are counted at the end, while there is time.
+        cache: where compiled kernels are kept.
         clock: seconds, for tests.
 
     Raises: :class:`ModelError` when the file there is no file of results: nothing is overwritten then.
@@ -173,6 +184,13 @@ def measure(
         results = results.with_row(row, run)
         results.write(path)
         done.append(subject.key)
+    if count and done and (time_limit is None or clock() - started < time_limit):
+        if progress is not None:
+            progress(len(every), len(every), "instructions")
+        found = counted(results, every, bench, done, cache)
+        if found is not results:
+            results = found
+            results.write(path)
     if progress is not None:
         progress(len(every), len(every), "")
     rows = tuple(r for r in map(results.find, done) if r is not None)
@@ -183,8 +201,7 @@ def _row(subject: Subject, bench: Bench, digest: str, ceilings: Ceilings) -> Res
     """Measures one workload; whatever goes wrong with it is a row with its reason."""
     entry, workload, traffic = subject.entry, subject.workload, subject.traffic
     seconds, bound = floor(traffic, subject.graph, ceilings, subject.ops)
-    picked = select(entry, subject.problem).accepted or subject.selection.accepted  # pending ones where no other is
-    chosen = picked[0].kernel.name if picked else ""
+    chosen = subject.chosen.kernel.name if subject.chosen else ""
     status, reason, peer = "measured", "", ""
     columns: tuple[Column, ...] = ()
     try:
@@ -198,7 +215,7 @@ def _row(subject: Subject, bench: Bench, digest: str, ceilings: Ceilings) -> Res
         fusion=entry.name, workload=workload.name, row=workload.row, mode=workload.mode, problem=str(subject.problem),
         digest=digest, run=0, status=status, reason=reason, read=traffic.read, written=traffic.written,
         flops=traffic.flops, floor_ms=seconds * 1e3, bound=bound, chosen=chosen, columns=columns,
-        goal=workload.goal, peer=peer, peers=bench.peers,
+        goal=workload.goal, peer=peer, peers=bench.peers, elements=elements(subject),
     )  # fmt: skip
     return row.model_copy(update={"goal_ms": goal_of(row)})
 

@@ -82,6 +82,14 @@ class Result(Record):
     none accepts it."""
     columns: tuple[Column, ...] = ()
     """All competitors, ours first."""
+    elements: int = 0
+    """Elements of the largest tensor."""
+    instructions: int | None = None
+    """Instructions that the warps of one launch of ``chosen`` execute; None where nobody counted."""
+    counted_by: Literal["", "ncu", "code"] = ""
+    """``ncu``: as the device counted; ``code``: all instructions of code without loops, so at most."""
+    issue_ms: float | None = None
+    """Least time to issue them, by the run's ceilings: no launch of this kernel is faster, however few its bytes."""
     goal: str = ""
     """The workload's goal, as its spec writes it."""
     goal_ms: float | None = None
@@ -103,6 +111,16 @@ class Result(Record):
     def ours_ms(self) -> float | None:
         """Median of the kernel that dispatch picks."""
         return self.ms(self.chosen) if self.chosen else None
+
+    @property
+    def per_element(self) -> float | None:
+        """Instructions of a lane for each element."""
+        return 32 * self.instructions / self.elements if self.instructions and self.elements else None
+
+    @property
+    def issue_binds(self) -> bool:
+        """Whether the kernel's instructions take longer to issue than the floor."""
+        return self.issue_ms is not None and self.issue_ms > self.floor_ms
 
     @property
     def best(self) -> Column | None:

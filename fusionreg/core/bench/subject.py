@@ -17,7 +17,7 @@ from ..errors import FusionregError, SpecError, UnknownNameError
 from ..frozen import EMPTY, FrozenDict
 from ..ir import Graph
 from ..ops import Vocabulary
-from ..problem import Problem, Selection, select
+from ..problem import Candidate, Problem, Selection, select
 from ..proof.evidence import stripped
 from ..render import render
 from ..spec import Workload
@@ -80,6 +80,12 @@ class Subject:
         """(fusion, workload): unique in a file of results."""
         return self.entry.name, self.workload.name
 
+    @property
+    def chosen(self) -> Candidate | None:
+        """What dispatch picks; where all that accept the problem are pending, what it would pick."""
+        accepted = self.selection.accepted
+        return next((c for c in accepted if not c.kernel.spec.pending), accepted[0] if accepted else None)
+
     def digest(self, environment: Mapping[str, str]) -> str:
         """SHA-256 over all that the figures depend on: the workload, the kernels that accept it as rendered and
         launched, and where they run."""
@@ -134,7 +140,7 @@ def subjects(
 
     Raises: :class:`UnknownNameError` for an unknown fusion, and where no workload is left.
     """
-    entries = [catalog[name] for name in names] if names else [e for _, e in sorted(catalog.fusions.items())]
+    entries = catalog.entries(names or sorted(catalog.fusions))
     wanted = [
         (entry, w)
         for entry in entries

@@ -1,45 +1,47 @@
-"""Parameters found best: tried per class of problems, kept in the cache under the full environment. Floor 7.
+"""The search for the best parameters of kernels: tried per class of problems, kept in the cache. Floor 7.
 
-Looking them up is the runtime's business: it is handed a :class:`TunedParameters` and asks it once per layout.
+Looking them up is the runtime's business; see :mod:`.tuned`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from math import gcd, inf
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..cache import Cache, cache_key
-from ..compiler.nvrtc import version as nvrtc_version
+from ..cache import Cache
+from ..compiler import ObjectCode, compile_all
 from ..errors import ExpressionError, FusionregError
-from ..expressions import next_pow2
 from ..frozen import EMPTY, FrozenDict
 from ..problem import Candidate, Problem, combinations
-from ..proof.evidence import stripped
-from ..render import render
-from ..runtime.driver import driver
-from ..runtime.kernels import device_target
-from ..targets import REGISTERS_SM, Target, target
+from ..render import KernelSource, render
+from ..targets import target
 from .measure import Entrant, Progress
+from .model import agreement, predict
+from .shipped import ShippedRow, class_text, kernel_digest, path_of, problem_class, write
 from .statistics import spread
 from .subject import Subject
+from .tuned import KIND, kept, key_of, tuning_environment
 
 if TYPE_CHECKING:
-    from ..registry.entries import FusionEntry, KernelEntry
+    from ..registry.catalog import Catalog
+    from ..registry.entries import KernelEntry
 
-#: Kind of cache entries, and the version of what they mean.
-KIND, VERSION = "tuned", 1
 #: Times within this share of the fastest count as equal: the combination that the spec names first wins.
 CLOSE = 0.01
 #: Combinations of one kernel that are tried, at most.
 TRIED = 32
-#: Blocks that any multiprocessor holds at most.
-_BLOCKS_SM = 32
+#: Combinations that are timed in full, at most, after a look at all that are tried.
+FINAL = 4
+
+
+Make = Callable[["KernelEntry", Mapping[str, Any]], Entrant]
 
 
 class Tuner(Protocol):
@@ -48,7 +50,7 @@ class Tuner(Protocol):
     target: str
     environment: Mapping[str, str]
 
-    def trials(self, subject: Subject) -> AbstractContextManager[Callable[[KernelEntry, Mapping[str, Any]], Entrant]]:
+    def trials(self, subject: Subject) -> AbstractContextManager[Make]:
         """Puts a workload in place; the function makes an entrant of a kernel with parameters."""
         ...
 
@@ -64,7 +66,10 @@ class Tuned:
         ms, default_ms: medians of the best, and of what dispatch would have taken.
         tried: combinations timed.
         kept: whether the cache had them.
-        reason: why there are none.
+        reason: why there are none; of one combination that failed, where others did not.
+        model: share of what the device can issue that the model of throughput predicts for the best ones.
+        agreement: rank correlation of that model with the times of all combinations tried.
+        subject, entry: the workload made concrete, and the kernel, where there are parameters.
     """
 
     kernel: str
@@ -75,75 +80,22 @@ class Tuned:
     tried: int = 0
     kept: bool = False
     reason: str = ""
-
-
-def problem_class(problem: Problem) -> dict[str, Any]:
-    """What problems share that are tuned as one: everything but the extents, which count by their next power of two
-    and by whether they are multiples of 8."""
-    return {
-        "fusion": problem.fusion,
-        "dtypes": dict(problem.dtypes),
-        "attributes": dict(problem.attributes),
-        "choices": dict(problem.choices),
-        "forms": dict(problem.forms),
-        "axes": {name: (next_pow2(extent), gcd(extent, 8)) for name, extent in problem.axes.items()},
-        "dense": [None if t is None else (t.is_contiguous, t.alignment >= 16) for t in problem.tensors.values()],
-        "target": problem.target,
-        "multiprocessors": problem.multiprocessors,
-    }
-
-
-def key_of(entry: FusionEntry, kernel: KernelEntry, problem: Problem, environment: Mapping[str, str]) -> str | None:
-    """The cache's key; None where the kernel has no valid combination, or does not render."""
-    first = next(combinations(kernel, problem), None)
-    if first is None:
-        return None
-    try:
-        source = render(entry, kernel, problem, first.params)
-    except FusionregError:
-        return None
-    spec = kernel.spec
-    space = [{k: list(v) for k, v in spec.params.items()}, spec.valid, dict(spec.constants), spec.grid, spec.block]
-    digest = hashlib.sha256(f"{stripped(source.text)} {source.options}".encode()).hexdigest()
-    return cache_key(
-        {
-            "version": str(VERSION),
-            "kernel": kernel.key,
-            "class": json.dumps(problem_class(problem), sort_keys=True, default=str),
-            "space": json.dumps(space, sort_keys=True, default=str),
-            "source": digest,
-            "environment": json.dumps(dict(environment), sort_keys=True),
-        }
-    )
+    model: float | None = None
+    agreement: float | None = None
+    subject: Subject | None = field(default=None, repr=False)
+    entry: KernelEntry | None = field(default=None, repr=False)
 
 
 def order(candidates: Sequence[Candidate], problem: Problem, multiprocessors: int) -> list[Candidate]:
-    """The most promising first: by the kernel's own estimate, then by how evenly and fully its blocks fill the device,
-    then as the spec has them."""
+    """The most promising first: by the kernel's own estimate, then by the model of throughput, then as the spec has
+    them."""
     device = target(problem.target)
 
     def rank(at: int) -> tuple[float, float, int]:
         candidate = candidates[at]
-        return _estimate(candidate, problem), -fill(candidate, device, multiprocessors), at
+        return _estimate(candidate, problem), -predict(candidate, device, multiprocessors).share, at
 
     return [candidates[i] for i in sorted(range(len(candidates)), key=rank)]
-
-
-def fill(candidate: Candidate, device: Target, multiprocessors: int) -> float:
-    """Share of the device that works on average: blocks over the places in all waves, times the share of resident
-    threads up to half of the most (more hides no further latency)."""
-    launch, spec = candidate.launch, candidate.kernel.spec
-    if not launch.blocks:
-        return 0.0
-    resident = min(_BLOCKS_SM, device.threads_sm // launch.threads)
-    if launch.shared_memory:
-        resident = min(resident, device.shared_memory_sm // (launch.shared_memory + 1024))
-    if spec.max_registers:
-        resident = min(resident, REGISTERS_SM // (spec.max_registers * launch.threads))
-    places = max(1, resident) * multiprocessors
-    waves = -(-launch.blocks // places)
-    threads = max(1, resident) * launch.threads / device.threads_sm
-    return launch.blocks / (waves * places) * min(1.0, 2.0 * threads)
 
 
 def _estimate(candidate: Candidate, problem: Problem) -> float:
@@ -184,110 +136,118 @@ def tune(
     for at, subject in enumerate(every):
         if progress is not None:
             progress(at, len(every), f"{subject.entry.name} {subject.workload.name}")
-        for chosen in subject.selection.accepted:
-            kernel, name = chosen.kernel, subject.workload.name
-            candidates = list(combinations(kernel, subject.problem))
-            if len(candidates) < 2:
-                continue
-            key = key_of(subject.entry, kernel, subject.problem, environment)
-            known = None if key is None or again else _read(cache, key)
-            if known is not None:
-                found.append(Tuned(kernel.key, name, known, kept=True))
-            elif key is None:
-                found.append(Tuned(kernel.key, name, reason="it cannot be rendered"))
-            elif time_limit is not None and clock() - started >= time_limit:
-                found.append(Tuned(kernel.key, name, reason="no time left"))
-            else:
-                made = _tune(subject, kernel, candidates, chosen, tuner)
-                if made.params:
-                    body = {"params": dict(made.params), "ms": made.ms, "tried": made.tried}
-                    meta = {"name": kernel.key, "parts": {"workload": name, **environment}}
-                    cache.put(KIND, key, json.dumps(body, sort_keys=True).encode(), meta)
-                found.append(made)
+        with ExitStack() as stack:
+            make: Make | None = None  # arrays and references of a workload serve all of its kernels
+            for chosen in subject.selection.accepted:
+                kernel, name = chosen.kernel, subject.workload.name
+                candidates = list(combinations(kernel, subject.problem))
+                if len(candidates) < 2:
+                    continue
+                key = key_of(subject.entry, kernel, subject.problem, environment)
+                known = None if key is None or again else kept(cache, key)
+                if known is not None:
+                    found.append(_kept(subject, kernel, known))
+                elif key is None:
+                    found.append(Tuned(kernel.key, name, reason="it cannot be rendered"))
+                elif time_limit is not None and clock() - started >= time_limit:
+                    found.append(Tuned(kernel.key, name, reason="no time left"))
+                else:
+                    make = make or stack.enter_context(tuner.trials(subject))
+                    made = _tune(subject, kernel, candidates, chosen, tuner, make, cache)
+                    if made.params:
+                        body = {"params": dict(made.params), "ms": made.ms, "default_ms": made.default_ms,
+                                "tried": made.tried}  # fmt: skip
+                        meta = {"name": kernel.key, "parts": {"workload": name, **environment}}
+                        cache.put(KIND, key, json.dumps(body, sort_keys=True).encode(), meta)
+                    found.append(made)
     return tuple(found)
 
 
 def _tune(
-    subject: Subject, kernel: KernelEntry, candidates: Sequence[Candidate], chosen: Candidate, tuner: Tuner
+    subject: Subject,
+    kernel: KernelEntry,
+    candidates: Sequence[Candidate],
+    chosen: Candidate,
+    tuner: Tuner,
+    make: Make,
+    cache: Cache,
 ) -> Tuned:
+    """All of the most promising are looked at for a moment, and the fastest of them timed in full."""
     multiprocessors = int(tuner.environment.get("multiprocessors", "132"))
     tried = order(candidates, subject.problem, multiprocessors)[:TRIED]
     tried += [chosen] if chosen not in tried else []
-    times: dict[int, float] = {}
     reason = ""
-    with tuner.trials(subject) as make:
-        for candidate in tried:
+    codes = _compiled(subject, kernel, tried, cache)
+    entrants: dict[int, Entrant] = {}
+    looks: dict[int, float] = {}
+    shares: dict[int, float] = {}
+    for candidate, code in zip(tried, codes, strict=True):
+        at = candidates.index(candidate)
+        try:
+            if isinstance(code, FusionregError):
+                raise code
             entrant = make(kernel, candidate.params)
-            try:
-                check = entrant.check()
-                if not check.ok:
-                    reason = f"{dict(candidate.params)}: {check}"
-                    continue
-                times[candidates.index(candidate)] = spread(entrant.sample()).median
-            except (FusionregError, RuntimeError) as e:  # one that cannot be compiled or launched is no candidate
-                reason = f"{dict(candidate.params)}: {e}"
-    if not times:
+            check = entrant.check()
+            if not check.ok:
+                reason = f"{dict(candidate.params)}: {check}"
+                continue
+            looks[at] = spread((entrant.glance or entrant.sample)()).median
+        except (FusionregError, RuntimeError) as e:  # one that cannot be compiled or launched is no candidate
+            reason = f"{dict(candidate.params)}: {e}"
+            continue
+        entrants[at] = entrant
+        shares[at] = predict(candidate, target(subject.problem.target), multiprocessors, code).share
+    if not looks:
         return Tuned(kernel.key, subject.workload.name, reason=reason or "nothing could be timed")
+    own = candidates.index(chosen)
+    last = sorted(looks, key=lambda i: (looks[i], i))[:FINAL] + ([own] if own in looks else [])
+    times = {i: spread(entrants[i].sample()).median for i in dict.fromkeys(last)}
     best = winner(times)
-    default = times.get(candidates.index(chosen))
+    places = list(looks)
     return Tuned(
-        kernel.key, subject.workload.name, candidates[best].params, times[best], default, len(times), reason=reason
-    )
+        kernel.key, subject.workload.name, candidates[best].params, times[best], times.get(own), len(looks),
+        reason=reason, subject=subject, entry=kernel, model=shares[best],
+        agreement=agreement([shares[i] for i in places], [looks[i] for i in places]),
+    )  # fmt: skip
 
 
-def _read(cache: Cache, key: str) -> FrozenDict[str, Any] | None:
-    data = cache.get(KIND, key)
-    try:
-        return None if data is None else FrozenDict(json.loads(data)["params"])
-    except (ValueError, KeyError, TypeError):
-        return None
+def _compiled(
+    subject: Subject, kernel: KernelEntry, tried: Sequence[Candidate], cache: Cache
+) -> list[ObjectCode | FusionregError]:
+    """Their code, compiled side by side; an error stands in the place of one that has none."""
+    units: list[KernelSource | FusionregError] = []
+    for candidate in tried:
+        try:
+            units.append(render(subject.entry, kernel, subject.problem, candidate.params))
+        except FusionregError as e:
+            units.append(e)
+    codes = iter(compile_all([u for u in units if isinstance(u, KernelSource)], cache, workers=os.cpu_count() or 1))
+    return [u if isinstance(u, FusionregError) else next(codes) for u in units]
 
 
-def tuning_environment(facts: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment the speed of a kernel of ours depends on."""
-    return {name: facts[name] for name in ("gpu", "target", "driver", "nvrtc") if name in facts}
+def _kept(subject: Subject, kernel: KernelEntry, known: Mapping[str, Any]) -> Tuned:
+    return Tuned(
+        kernel.key, subject.workload.name, FrozenDict(known["params"]), known.get("ms"), known.get("default_ms"),
+        kept=True, subject=subject, entry=kernel,
+    )  # fmt: skip
 
 
-def device_facts(device: int = 0) -> dict[str, str]:
-    """The same facts of a device, from the driver; empty where there is none."""
-    try:
-        cuda = driver()
-        if device >= cuda.device_count():  # which also starts the driver: names need that
-            return {}
-        return {
-            "gpu": cuda.name(device),
-            "target": device_target(device),
-            "driver": cuda.version(),
-            "nvrtc": nvrtc_version(),
-        }
-    except FusionregError:
-        return {}
+def ship(found: Iterable[Tuned], catalog: Catalog, environment: Mapping[str, str]) -> tuple[Path, ...]:
+    """Writes what tuning found into the packages of the plugins that the kernels are of; the files.
 
-
-class TunedParameters:
-    """Kernel key → parameters that were found best for problems of this class on this GPU; asked by the runtime.
-
-    Args:
-        cache: where :func:`tune` keeps them.
-        environment: device index → its facts, by the names of :func:`tuning_environment`.
+    Raises: :class:`OSError` where a package cannot be written to.
     """
-
-    def __init__(
-        self, cache: Callable[[], Cache] = Cache, environment: Callable[[int], Mapping[str, str]] = device_facts
-    ) -> None:
-        self._cache, self._environment = cache, environment
-
-    def __call__(self, entry: FusionEntry, problem: Problem, device: int = 0) -> Mapping[str, Mapping[str, Any]]:
-        cache = self._cache()
-        if cache.path is None or not (cache.path / KIND).is_dir():  # nobody ever tuned: nothing to look up
-            return EMPTY
-        environment = tuning_environment(self._environment(device))
-        if not environment:
-            return EMPTY
-        found = {}
-        for kernel in entry.kernels:
-            key = key_of(entry, kernel, problem, environment) if kernel.spec.params else None
-            params = _read(cache, key) if key else None
-            if params is not None:
-                found[kernel.key] = params
-        return found
+    files: dict[Path, list[ShippedRow]] = {}
+    for tuned in found:
+        if tuned.subject is None or tuned.entry is None or tuned.ms is None:
+            continue
+        problems = json.loads(class_text(problem_class(tuned.subject.problem)))
+        row = ShippedRow(
+            kernel=tuned.kernel, workload=tuned.workload, problems=problems, digest=kernel_digest(tuned.entry),
+            params=tuned.params, ms=tuned.ms, default_ms=tuned.default_ms,
+            **{name: environment.get(name, "") for name in ("gpu", "driver", "nvrtc")},
+        )  # fmt: skip
+        files.setdefault(path_of(tuned.entry.root, tuned.subject.problem.target), []).append(row)
+    for path, rows in files.items():
+        write(path, path.stem, rows, catalog)
+    return tuple(files)

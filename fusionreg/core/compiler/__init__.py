@@ -12,7 +12,7 @@ from .. import headers
 from ..cache import Cache, cache_key
 from ..errors import FusionregError
 from . import nvrtc
-from .cubin import Resources, expected_size, repaired, resources
+from .cubin import Resources, expected_size, instructions, repaired, resources
 
 if TYPE_CHECKING:
     from ..render import KernelSource
@@ -136,6 +136,6 @@ def _facts(noted: Any) -> dict[str, Any]:
 
 
 __all__ = [
-    "KIND", "ObjectCode", "Resources", "compile_all", "compile_source", "expected_size", "explain_miss", "key_parts",
-    "repaired", "resources",
+    "KIND", "ObjectCode", "Resources", "compile_all", "compile_source", "expected_size", "explain_miss", "instructions",
+    "key_parts", "repaired", "resources",
 ]  # fmt: skip

@@ -82,3 +82,28 @@ def resources(log: str, entry: str) -> Resources:
         local=int(stack[1]) if stack else 0,
         spills=int(stack[2]) + int(stack[3]) if stack else 0,
     )
+
+
+def section(data: bytes, name: str) -> bytes:
+    """The bytes of a section; none where the file has no such section."""
+    if len(data) < expected_size(data):
+        return b""
+    ident = _HEADER.unpack_from(data)
+    shoff, shentsize, shnum, names_at = ident[6], ident[11], ident[12], ident[13]
+    rows = [_SECTION.unpack_from(data, shoff + i * shentsize) for i in range(shnum)]
+    names = data[rows[names_at][4] : rows[names_at][4] + rows[names_at][5]] if names_at < shnum else b""
+    for row in rows:
+        if names[row[0] : names.find(b"\0", row[0])] == name.encode():
+            return data[row[4] : row[4] + row[5]]
+    return b""
+
+
+#: Operations: the low 9 bits of an instruction's 16 bytes, the same on every architecture since Volta.
+_BARRIER, _NOTHING = 0x11D, 0x118
+
+
+def instructions(data: bytes, entry: str) -> tuple[int, int]:
+    """(instructions, barriers of the block among them) that the code of kernel ``entry`` holds, padding left out."""
+    code = section(data, f".text.{entry}")
+    words = [struct.unpack_from("<Q", code, at)[0] & 0x1FF for at in range(0, len(code) - 15, 16)]
+    return len(words) - words.count(_NOTHING), words.count(_BARRIER)

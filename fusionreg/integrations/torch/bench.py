@@ -19,17 +19,17 @@ from fusionreg.core.bench import Ceilings, Check, Entrant, Subject
 from fusionreg.core.bench.measure import Prepared
 from fusionreg.core.bench.results import PEERS
 from fusionreg.core.compiler.nvrtc import version as nvrtc_version
-from fusionreg.core.errors import FusionregError, LaunchError, MissingDependencyError
+from fusionreg.core.errors import FusionregError, MissingDependencyError
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.runtime import Runtime
 from fusionreg.core.runtime.driver import driver
 from fusionreg.core.runtime.kernels import device_target
 
-from .bench_arrays import Verifier, arrays_of
+from .bench_arrays import Verifier, arrays_of, bound
+from .counting import Job, executed
 from .library_peers import LibraryPeer, library_peers
 from .peers import torch_module, undropped
 from .probes import ceilings
-from .timing import Timer
+from .timing import BUDGET, Timer
 
 if TYPE_CHECKING:
     from fusionreg.core.cache import Cache
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 #: Input sets that cold launches rotate among, at most; and the memory they may take.
 SETS, SETS_BYTES = 4, 8 << 30
+#: Share of the usual time that a glance takes.
+GLANCE = 0.1
+Sampler = Callable[[Sequence[Callable[[], Any]], str, float], list[float]]
 COMPILE_MODE = "max-autotune-no-cudagraphs"
 _PACKAGES = ("torch", "triton", "cupy-cuda13x", "liger-kernel", "quack-kernels")
 
@@ -100,10 +103,20 @@ class TorchBench:
             yield Workplace(subject, self.catalog, "cuda", self._cache, self._sample).ours
         torch.cuda.empty_cache()
 
-    def _sample(self, calls: Sequence[Callable[[], Any]], mode: str) -> list[float]:
+    def executed(self, subjects: Sequence[Subject]) -> list[int | None]:
+        """As the device counts them, under a profiler in a process of its own; where there is none, or it may not
+        count, nothing."""
+        jobs = [Job.of(subject) for subject in subjects]
+        try:
+            return list(executed(jobs))
+        except FusionregError as e:
+            warnings.warn(str(e), stacklevel=2)
+            return [None] * len(jobs)
+
+    def _sample(self, calls: Sequence[Callable[[], Any]], mode: str, part: float = 1.0) -> list[float]:
         if mode == "g":
-            return _timer(self).replayed(calls[0])
-        return _timer(self).cold(calls)
+            return _timer(self).replayed(calls[0], part * BUDGET)
+        return _timer(self).cold(calls, part * BUDGET)
 
 
 def _timer(bench: TorchBench) -> Timer:
@@ -129,7 +142,7 @@ class Workplace:
     """One workload with its arrays on one device.
 
     Args:
-        sample: milliseconds of calls, by mode.
+        sample: milliseconds of calls, by mode, in a part of the usual time.
     """
 
     def __init__(
@@ -138,7 +151,7 @@ class Workplace:
         catalog: Catalog,
         device: str,
         cache: Cache | None,
-        sample: Callable[[Sequence[Callable[[], Any]], str], list[float]],
+        sample: Sampler,
     ) -> None:
         self.subject, self.catalog, self.device, self._cache, self._sample = subject, catalog, device, cache, sample
         traffic = subject.traffic
@@ -174,29 +187,21 @@ class Workplace:
             calls[:] = bind()
             return verify(calls[0])
 
-        return Entrant(name, check=check, sample=lambda: self._sample(calls, self.subject.workload.mode), **facts)
+        def sample(part: float = 1.0) -> list[float]:
+            return self._sample(calls, self.subject.workload.mode, part)
+
+        return Entrant(name, check=check, sample=sample, glance=partial(sample, GLANCE), **facts)
 
     def ours(self, kernel: KernelEntry, params: Mapping[str, Any]) -> Entrant:
         """The kernel alone in its fusion, with these parameters: each is timed as itself, whatever dispatch prefers."""
-        entry, trial = self.subject.entry, self.subject.trial
-        alone = replace(kernel, spec=kernel.spec.model_copy(update={"pending": ""}))
-        only = replace(self.catalog, fusions=FrozenDict({entry.name: replace(entry, kernels=(alone,))}))
-
         def bind() -> list[Any]:
-            runtime = Runtime(only, "auto", self._cache, tuned={kernel.key: params})
-            bound = [
-                runtime.bind(entry.name, *(arrays.get(n) for n in entry.inputs), **trial.keywords)
-                for arrays in self.sets
-            ]
-            if bound[0].kernel != kernel.key:
-                raise LaunchError("cannot time", kernel.key, bound[0].reason, "a kernel that accepts the arrays")
-            return bound
+            return bound(self.subject, self.catalog, kernel, params, self.sets, self._cache)
 
-        def verify(bound: Any) -> Check:
-            for output in bound.outputs:
+        def verify(call: Any) -> Check:
+            for output in call.outputs:
                 output.fill_(float("nan") if output.is_floating_point() else 1)
-            bound()
-            return self.verifier.check(bound.outputs)
+            call()
+            return self.verifier.check(call.outputs)
 
         note = f"pending: {kernel.spec.pending}" if kernel.spec.pending else ""
         return self._entrant(kernel.name, bind, verify, ours=True, note=note)

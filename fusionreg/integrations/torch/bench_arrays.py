@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fusionreg.core.bench import Check, Subject
 from fusionreg.core.dtypes import dtype as dtype_row
+from fusionreg.core.errors import LaunchError
 from fusionreg.core.evaluate.evaluator import evaluate
+from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph
 from fusionreg.core.ops import Vocabulary
 from fusionreg.core.planner.costs import CostModel
+from fusionreg.core.runtime import Runtime
 
 from .schemas import dtype_name, torch_dtype
+
+if TYPE_CHECKING:
+    from fusionreg.core.cache import Cache
+    from fusionreg.core.registry.catalog import Catalog
+    from fusionreg.core.registry.entries import KernelEntry
+    from fusionreg.core.runtime.bound import Bound
 
 
 def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
@@ -44,6 +54,30 @@ def _scales(subject: Subject) -> dict[str, float]:
             size = model.elements(graph.values[node.outputs[0]])
             depth = model.flops(graph, node) / max(1, 2 * size)
             found[node.inputs[1]] = 1.0 / math.sqrt(max(1.0, depth))
+    return found
+
+
+def bound(
+    subject: Subject,
+    catalog: Catalog,
+    kernel: KernelEntry,
+    params: Mapping[str, Any],
+    sets: Sequence[Mapping[str, Any]],
+    cache: Cache | None,
+) -> list[Bound]:
+    """The kernel alone in its fusion, with these parameters, on each set of arrays; launched once for each.
+
+    Raises: :class:`LaunchError` where it is not what runs.
+    """
+    entry = subject.entry
+    alone = replace(kernel, spec=kernel.spec.model_copy(update={"pending": ""}))
+    only = replace(catalog, fusions=FrozenDict({entry.name: replace(entry, kernels=(alone,))}))
+    runtime = Runtime(only, "auto", cache, tuned={kernel.key: params})
+    found = [
+        runtime.bind(entry.name, *(arrays.get(n) for n in entry.inputs), **subject.trial.keywords) for arrays in sets
+    ]
+    if found[0].kernel != kernel.key:
+        raise LaunchError("cannot time", kernel.key, found[0].reason, "a kernel that accepts the arrays")
     return found
 
 

@@ -31,6 +31,7 @@ class FakeBench:
         self.now = 0.0
         self.errors: dict[str, float] = {}
         self.fail: dict[str, Exception] = {}
+        self.counts: dict[str, int] = {}
 
     def clock(self) -> float:
         return self.now
@@ -48,6 +49,10 @@ class FakeBench:
         kernels = [c.kernel.name for c in subject.selection.accepted]
         yield Prepared((*(self.entrant(k, True, 1.0) for k in kernels), self.entrant("eager", False, 2.0)), "x")
         self.now += 1.0
+
+    def executed(self, subjects) -> list[int | None]:
+        self.log.append(f"count {' '.join(s.workload.name for s in subjects)}")
+        return [self.counts.get(s.workload.name) for s in subjects]
 
     def entrant(self, name: str, ours: bool, ms: float) -> Entrant:
         def check() -> Check:
@@ -98,14 +103,14 @@ def test_everything_is_checked_before_anything_is_timed(every, tmp_path) -> None
     bench = FakeBench()
     go(every[:1], bench, tmp_path)
     turns = ["time plain", "time eager"] * ROUNDS
-    assert bench.log == ["ceilings", "small", "check plain", "check eager", *turns]
+    assert bench.log == ["ceilings", "small", "check plain", "check eager", *turns, "count small"]
 
 
 def test_a_second_run_measures_nothing(every, tmp_path) -> None:
     go(every, FakeBench(), tmp_path)
     before = (tmp_path / file_name(FakeBench.gpu)).read_bytes()
     bench = FakeBench()
-    found = go(every, bench, tmp_path)
+    found = go(every, bench, tmp_path, count=False)
     assert (found.measured, found.kept, len(found.rows)) == (0, 3, 3) and bench.log == []
     assert (tmp_path / file_name(FakeBench.gpu)).read_bytes() == before
 
@@ -279,3 +284,29 @@ def test_a_row_measured_against_fewer_is_measured_anew(every, tmp_path) -> None:
     bench.peers = ("compile",)
     found = go(every[:1], bench, tmp_path)
     assert found.kept == 1 and found.rows[0].peers == ("eager", "compile")
+
+
+def test_instructions_are_counted_once(every, tmp_path) -> None:
+    """64 x 32 elements: 2048 of them and 320 warp instructions are 5 for each element."""
+    bench = FakeBench()
+    bench.counts = {"small": 320, "wide": 10**9}
+    rates = CEILINGS.model_copy(update={"issue_rate": 1e12})
+    bench.ceilings = lambda: rates
+    go(every, bench, tmp_path)
+    rows = {r.workload: r for r in read(tmp_path / file_name(bench.gpu)).rows}
+    small, wide = rows["small"], rows["wide"]
+    assert (small.elements, small.instructions, small.counted_by, small.per_element) == (2048, 320, "ncu", 5.0)
+    assert small.issue_ms == pytest.approx(320 / 1e12 * 1e3) and wide.issue_binds
+    assert rows["large"].instructions is None and rows["large"].per_element is None and not rows["large"].issue_binds
+    bench.log.clear()
+    bench.counts = {"large": 5}
+    found = go(every, bench, tmp_path)
+    assert bench.log == ["count large"] and found.kept == 3 and found.rows[1].instructions == 5
+    assert go(every, bench, tmp_path).kept == 3 and bench.log == ["count large"]
+
+
+def test_nothing_is_counted_when_the_time_is_over(every, tmp_path) -> None:
+    bench = FakeBench()
+    go(every, bench, tmp_path, time_limit=0.5)
+    go(every, bench, tmp_path, count=False)
+    assert not any(x.startswith("count") for x in bench.log)

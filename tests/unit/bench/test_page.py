@@ -100,6 +100,7 @@ def test_lines(found) -> None:
         "fusion": "gemm.scale_bias", "workload": "8192x8192x8192-bf16", "mode": "b", "kernel": "tensor_core",
         "ours ms": "2", "p20–p80": "1.98–2.04", "eager": "2.5", "compile": "1.6", "product": "1.6", "epilogue": "1.5",
         "floor": "1.38", "of floor": "69%", "÷ best": "1.25", "goal": "1.5", "÷ goal": "1.33",
+        "instr/elem": "–", "issue": "–",
     }  # fmt: skip
     refused = dict(zip(listing.header(found.rows), listing.line(found.rows[2], peers), strict=True))
     assert refused["ours ms"] == "differs" and refused["÷ goal"] == "–"

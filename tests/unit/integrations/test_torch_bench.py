@@ -31,7 +31,7 @@ ROW = Workload(name="w", axes={"M": 16, "N": 64}, dtypes={"T": "float16"})
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
-def never(calls, mode):
+def never(calls, mode, part):
     raise AssertionError("nothing is timed on a CPU")
 
 
