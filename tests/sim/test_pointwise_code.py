@@ -6,18 +6,21 @@ bit for integers, bool and casts. onnx.reference confirms the meanings themselve
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from pointwise_cases import INTEGERS, cast_cases, operator_cases, pow_cases, whole_powers
+from pointwise_cases import INTEGERS, cast_cases, kept_casts, operator_cases, pow_cases, whole_powers
 from pointwise_random import random_cases
-from pointwise_units import Case, unit
+from pointwise_units import Case, rounded_once, unit
 
 from fusionreg.core.dtypes import dtype
 from fusionreg.core.simulator import Checks
 
 OPERATORS, CASTS, POWERS, RANDOM = list(operator_cases()), list(cast_cases()), list(pow_cases()), list(random_cases())
 WHOLE = list(whole_powers())
-ALL = [*OPERATORS, *CASTS, *POWERS, *WHOLE, *RANDOM]
+KEPT = list(kept_casts())
+ALL = [*OPERATORS, *CASTS, *POWERS, *WHOLE, *KEPT, *RANDOM]
 INDEX = {case.name: i for i, case in enumerate(ALL)}
 
 #: Operators whose result changes by many units in its last place when the operand does by one: what a step of the
@@ -25,18 +28,26 @@ INDEX = {case.name: i for i, case in enumerate(ALL)}
 STEEP = {"Gelu": 200, "fusionreg.GeluGrad": 300, "Tan": 20, "Sinh": 20}
 
 
-@pytest.fixture(scope="module")
-def results(build, geometry):
-    kernel = build(unit([case.graph for case in ALL]))
-
+def runner(kernel, geometry, index: dict[str, int]):
     def run(case: Case) -> list[np.ndarray]:
         found = case.outputs()
         raw = [x.view(np.uint8) for x in case.arguments(found, np.zeros(1, np.uint8))]
         blocks = geometry((-(-case.size // 128), 1, 1), (128, 1, 1))
-        kernel.launch([INDEX[case.name], case.size, *raw], blocks, checks=Checks(guard=False))
+        kernel.launch([index[case.name], case.size, *raw], blocks, checks=Checks(guard=False))
         return found
 
     return run
+
+
+@pytest.fixture(scope="module")
+def results(build, geometry):
+    return runner(build(unit([case.graph for case in ALL])), geometry, INDEX)
+
+
+@pytest.fixture(scope="module")
+def without_headers(build, geometry):
+    index = {case.name: i for i, case in enumerate(KEPT)}
+    return runner(build(unit([case.graph for case in KEPT], headers="")), geometry, index)
 
 
 def ids(cases):
@@ -58,18 +69,33 @@ def ulp(x: np.ndarray) -> np.ndarray:
     return np.maximum(steps * 2.0 ** (23 - fraction), 2.0**-133)
 
 
-def assert_close(got: np.ndarray, step: np.ndarray, exact: np.ndarray, steps: float, inputs: object = "") -> None:
-    """Within ``steps`` units of ``exact`` rounded once beside twice the chain's error; special values follow it, or
-    the chain where that overflowed on the way."""
+def assert_close(got: np.ndarray, step: np.ndarray, exact: np.ndarray, steps: float, floor: Any = 0.0) -> None:
+    """Within ``steps`` units of ``exact`` rounded once, beside twice the chain's error and ``floor``; special values
+    follow it, or the chain where that overflowed on the way."""
     with np.errstate(all="ignore"):
         rounded = exact.astype(got.dtype)
         a, s, e = wide(got), wide(step), wide(rounded)
-        near = np.abs(a - e) <= steps * ulp(rounded) + 2 * np.abs(s - e)
+        near = np.abs(a - e) <= steps * ulp(rounded) + 2 * np.abs(s - e) + floor
     same = (a == e) | (np.isnan(a) & np.isnan(e))
     chain = ~np.isfinite(s) & ((a == s) | (np.isnan(a) & np.isnan(s)))
     wrong = ~(same | near | chain)
-    assert not wrong.any(), (np.flatnonzero(wrong)[:3], got[wrong][:3], step[wrong][:3], exact[wrong][:3], inputs)
+    assert not wrong.any(), (np.flatnonzero(wrong)[:3], got[wrong][:3], step[wrong][:3], exact[wrong][:3])
     assert not (np.isnan(e) & ~np.isnan(a)).any(), "NaN disappeared"
+
+
+_FLOAT8_MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+_LEAST_EXPONENT = {"float16": -14, "bfloat16": -126, "float8_e4m3fn": -6, "float8_e5m2": -14}
+_LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127"), **_FLOAT8_MAX}
+
+
+def rounded_to(x: np.ndarray, fraction: int, name: str) -> np.ndarray:
+    """Long doubles to nearest even with ``fraction`` bits, by arithmetic alone."""
+    _, exponent = np.frexp(x)
+    step = np.ldexp(np.longdouble(1), np.maximum(exponent - 1, _LEAST_EXPONENT[name]) - fraction)
+    finite = np.isfinite(x)
+    y = np.where(finite, np.rint(np.where(finite, x, 0) / step) * step, x)
+    y = np.where(np.abs(y) > _LARGEST[name], np.copysign(np.inf, y), y)
+    return y.astype(np.float32)
 
 
 @pytest.mark.parametrize("case", ids(OPERATORS))
@@ -80,17 +106,35 @@ def test_operator_means_what_the_vocabulary_says(case: Case, results) -> None:
         np.testing.assert_array_equal(got, step)
         return
     steps = 4 + STEEP.get(case.graph.name, 0)
-    assert_close(got, step, exact, steps)
+    floor = 0.0
+    if case.graph.name.endswith("Grad"):  # near a root of the derivative its terms cancel
+        dy, x = case.inputs.values()
+        with np.errstate(invalid="ignore"):
+            floor = np.where(np.abs(wide(x)) < 2, 4 * ulp(dy), 0.0)
+    assert_close(got, step, exact, steps, floor)
     with np.errstate(invalid="ignore"):
         zero = (wide(exact) == 0) & (wide(got) == 0) & (wide(step) == 0)
     if case.graph.name not in ("Max", "Min", "Hypot"):  # where 0 and -0 are equal
-        np.testing.assert_array_equal(np.signbit(wide(got)[zero]), np.signbit(wide(exact)[zero]))
+        signs = [np.signbit(wide(x))[zero] for x in (got, exact, step)]  # one that underflowed may have either
+        assert ((signs[0] == signs[1]) | (signs[0] == signs[2])).all()
 
 
 @pytest.mark.parametrize("case", ids(CASTS))
 def test_cast_is_the_vocabularys(case: Case, results) -> None:
     np.testing.assert_array_equal(wide(results(case)[0]), wide(case.evaluated("step")[0]))
     assert results(case)[0].dtype == case.evaluated("step")[0].dtype
+
+
+@pytest.mark.parametrize("case", ids(KEPT))
+def test_a_kept_cast_rounds_once_with_and_without_the_headers(case: Case, results, without_headers) -> None:
+    x, to = case.inputs["x0"], case.graph.nodes[0].attrs["to"]
+    high = _FLOAT8_MAX.get(to)
+    with np.errstate(all="ignore"):
+        exact = x.astype(np.longdouble)
+        clamped = np.clip(exact, -high, high) if high else exact
+        want = rounded_to(clamped, dtype(to).mantissa, dtype(to).name)
+    np.testing.assert_array_equal(results(case)[0], want)
+    np.testing.assert_array_equal(without_headers(case)[0], want)
 
 
 @pytest.mark.parametrize("case", ids(POWERS))
@@ -122,12 +166,20 @@ def test_integer_powers_wrap_and_negative_ones_are_truncated(case: Case, results
 
 @pytest.mark.parametrize("case", ids(RANDOM))
 def test_random_graph(case: Case, results) -> None:
-    steps, exacts = case.evaluated("step"), case.evaluated("exact")
-    for name, got, step, exact in zip(case.graph.outputs, results(case), steps, exacts, strict=True):
+    """Against float64 rounded at the casts alone: another rounding, or one left out, is found."""
+    eps = 1e-6 if "float64" not in case.name.split("-")[2:] else 1e-6 if "float32" in case.name else 1e-14
+    shifted = [rounded_once(case, s) for s in (0.0, eps, -eps)]
+    for i, (name, got) in enumerate(zip(case.graph.outputs, results(case), strict=True)):
         if not dtype(case.graph.values[name].dtype).floating:
-            np.testing.assert_array_equal(got, step, err_msg=name)
-        else:
-            assert_close(got, step, exact, 4, name)
+            np.testing.assert_array_equal(got, shifted[0][i], err_msg=name)
+            continue
+        with np.errstate(all="ignore"):
+            wanted = [x[i].astype(got.dtype) for x in shifted]
+            size = np.abs(wide(wanted[0]))
+            near = [np.abs(wide(got) - wide(w)) <= 10 * eps * np.maximum(size, 1) + ulp(w) for w in wanted]
+        same = [(wide(got) == wide(w)) | (np.isnan(wide(got)) & np.isnan(wide(w))) for w in wanted]
+        wrong = ~np.logical_or.reduce([*near, *same])
+        assert not wrong.any(), (name, np.flatnonzero(wrong)[:3], got[wrong][:3], wanted[0][wrong][:3])
 
 
 def test_every_integer_dtype_is_tried() -> None:

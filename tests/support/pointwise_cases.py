@@ -12,6 +12,7 @@ from graphs import Net
 from pointwise_units import OPS, Case
 
 from fusionreg.core.dtypes import DTYPES, dtype
+from fusionreg.core.render.conversions import NARROW
 from fusionreg.core.render.pointwise import supported
 
 INTEGERS = tuple(n for n, d in DTYPES.items() if d.kind in "iu")
@@ -132,3 +133,22 @@ def whole_powers() -> Iterator[Case]:
         graph = net.build([net.op("Pow", a, b)])
         bases, exponents = np.meshgrid(special(own), np.arange(-5 if own[0] == "i" else 0, 20).astype(own))
         yield Case(f"Pow-small-{own}", graph, {"x0": bases.reshape(-1).copy(), "x1": exponents.reshape(-1).copy()})
+
+
+def kept_casts() -> Iterator[Case]:
+    """From and to dtypes that need no header, through a float that has one: rounded there, and nowhere else."""
+    for source, to in product(("float32", "float64", "int64", "uint64", "int32"), NARROW):
+        net = Net("Cast")
+        x = net.input("x0", source, ("N",))
+        graph = net.build([net.op("Cast", net.op("Cast", x, to=to), to="float32")])
+        values = special(source)
+        if dtype(source).floating:  # ties, and what is just beside them
+            ties = np.arange(1, 4096, dtype=np.float64) * 2.0 ** np.arange(-30, 12)[:, None]
+            ties = np.concatenate([ties.reshape(-1), -ties[:4].reshape(-1)])
+            near = ties * (1 + 2.0**-50) if source == "float64" else ties * (1 + 2.0**-23)
+            values = np.concatenate([values, ties.astype(values.dtype), near.astype(values.dtype)])
+        else:
+            middle = [1 << k for k in range(3, dtype(source).bits - 1)]
+            middle += [m + (m >> h) for m in middle for h in (3, 8, 9, 11, 12)]
+            values = np.concatenate([values, np.array([m + d for m in middle for d in (-1, 0, 1)], values.dtype)])
+        yield Case(f"kept-{source}-{to}", graph, {"x0": np.unique(values)})

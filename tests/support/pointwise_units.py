@@ -11,7 +11,7 @@ import numpy as np
 from fusionreg.core.dtypes import dtype
 from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ir import Graph
-from fusionreg.core.ops import default_vocabulary
+from fusionreg.core.ops import complete, default_vocabulary, numpy_backend
 from fusionreg.core.render import shared_library
 from fusionreg.core.render.ctypes import compute_type
 from fusionreg.core.render.pointwise import device_function
@@ -46,10 +46,30 @@ class Case:
 
     def evaluated(self, mode: Any) -> list[np.ndarray]:
         """What the vocabulary gives: ``step`` or ``exact``."""
-        inputs = {n: x.astype(np.float64) if mode == "exact" and dtype(self.graph.values[n].dtype).floating else x
-                  for n, x in self.inputs.items()}  # fmt: skip
-        found = evaluate(self.graph, inputs, ops=OPS, mode=mode)
+        found = evaluate(self.graph, self.inputs, ops=OPS, mode=mode)
         return [np.broadcast_to(found[o], (self.size,)) for o in self.graph.outputs]
+
+
+def rounded_once(case: Case, shift: float = 0.0) -> list[np.ndarray]:
+    """The graph in float64, rounded at its casts between floats alone: what a device function promises.
+
+    ``shift``: relative change of what is cast, to find results that turn on the last place of a cast's operand.
+    """
+    values = dict(case.inputs) | dict(case.graph.constants)
+    for node in case.graph.nodes:
+        attributes = complete(OPS[node.op], node.attrs)
+        given = [values[n] if n else None for n in node.inputs]
+        own = dtype(case.graph.values[node.outputs[0]].dtype)
+        wide = [x.astype(np.float64) if x is not None and dtype(x.dtype.name).floating else x for x in given]
+        with np.errstate(all="ignore"):
+            if node.op == "Cast" and own.floating:
+                x = wide[0] * (1 + shift) if dtype(given[0].dtype.name).floating else wide[0]
+                same = own.name == case.graph.values[node.inputs[0]].dtype
+                result = x if same or own.name == "float64" else x.astype(own.numpy).astype(np.float64)
+            else:
+                result = OPS[node.op].meaning(numpy_backend("exact"), *wide, **attributes)
+        values[node.outputs[0]] = np.asarray(result)
+    return [np.broadcast_to(values[o], (case.size,)) for o in case.graph.outputs]
 
 
 def unit(graphs: Sequence[Graph], headers: str = HEADERS) -> str:

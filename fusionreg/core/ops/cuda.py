@@ -132,12 +132,14 @@ def operand_names(spec: OpSpec) -> tuple[str, ...]:
 
 def check_cuda(spec: OpSpec) -> None:
     """:class:`SpecError` unless every text of the operator parses and reads only what a text may read."""
-    if spec.cuda and (not spec.pointwise or len(spec.outputs) != 1):
-        raise _wrong(spec, "CUDA text for an operator that is not point-wise", "pointwise=True and one output")
+    if not spec.cuda:
+        return
+    if not spec.pointwise or not spec.inputs or len(spec.outputs) != 1:
+        raise _wrong(spec, "CUDA text for an operator that is not point-wise", "pointwise=True, inputs and one output")
     letters = "".join(spec.cuda)
     if not set(letters) <= set(KINDS) or len(set(letters)) != len(letters) or "" in spec.cuda:
         raise _wrong(spec, f"texts for the kinds {list(spec.cuda)}", f"each of {', '.join(KINDS)} once at most")
-    if any(name.endswith("*") for name in spec.inputs[1:]) and spec.cuda:
+    if any(name.endswith("*") for name in spec.inputs[1:]):
         raise _wrong(spec, "a variadic input after others", "variadic operands alone, or none")
     for text in spec.cuda.values():
         try:

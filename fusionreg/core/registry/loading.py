@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import FusionregError, SpecError, UnknownNameError
-from ..ops import Vocabulary
+from ..ops import Vocabulary, check_cuda
 from ..spec import Case, FusionSpec, KernelSpec, OpSpec
 from ..validate.fusion import check_case, check_fusion
 from ..validate.kernel import check_kernel
@@ -218,9 +218,14 @@ class Loader:
         elif self._owns(plugin, domain.split(".")[0], op.name, "name"):
             if op.name in self.ops:
                 self.fail(plugin.found, "claim", f"operator {op.name!r} is there already", op.name, "name")
-            else:
-                self.ops = self.ops.with_ops([op])
-                self._new_ops.setdefault(plugin.found.name, []).append(op.name)
+                return
+            try:
+                check_cuda(op)
+            except SpecError as error:
+                self.fail(plugin.found, "validate", error, op.name, "cuda")
+                return
+            self.ops = self.ops.with_ops([op])
+            self._new_ops.setdefault(plugin.found.name, []).append(op.name)
 
     def _add_fusion(self, plugin: Plugin, spec: FusionSpec) -> bool:
         found = plugin.found

@@ -97,8 +97,8 @@ def convert(local: str, x: str, source: str, to: str, saturate: bool = True) -> 
     else:
         if source == "float64":
             yield from _to_odd(local, x)
-        elif b.kind != "f" and b.bits == 64:
-            yield from _sticky(local, x, source)
+        elif b.kind != "f" and b.bits >= 32 and to == "bfloat16":  # the others end where a float holds all integers
+            yield from _sticky(local, x, source) if b.bits == 64 else [f"const double {local}_wide = {x};"]
             yield from _to_odd(local, f"{local}_wide")
         else:
             yield f"const float {local}_x = static_cast<float>({x});"

@@ -108,8 +108,10 @@ class _Writer:
             if reason:
                 raise GraphError("no device function", graph.name, reason, "an operator that has CUDA text",
                     node=node.name, op=node.op, source=node.source)  # fmt: skip
+        read = self._read()
         for i, node in enumerate(graph.nodes):
-            self._node(node, f"v{i}")
+            if node.outputs[0] in read:
+                self._node(node, f"v{i}")
         results = [f"out{i} = {self._operand(value)};" for i, value in enumerate(graph.outputs)]
         types = [compute_type(graph.values[v].dtype) for v in (*graph.inputs, *graph.outputs)]
         parameters = [f"{t} in{i}" for i, t in enumerate(types[: len(graph.inputs)])]
@@ -118,6 +120,14 @@ class _Writer:
         body = "".join(f"  {line}\n" if not line.startswith("#") else f"{line}\n"
                        for line in (*using, *self.lines, *results))  # fmt: skip
         return f"__device__ __forceinline__ void {name}({', '.join(parameters)}) {{\n{body}}}\n"
+
+    def _read(self) -> frozenset[str]:
+        """The values that the outputs depend on."""
+        read = set(self.graph.outputs)
+        for node in reversed(self.graph.nodes):
+            if node.outputs[0] in read:
+                read.update(node.inputs)
+        return frozenset(read)
 
     def _operand(self, value: str) -> str:
         """The C++ name of a value; a constant gets one when it is first read."""
