@@ -71,7 +71,9 @@ def _grid(names: list[str]) -> list[np.ndarray]:
     return [np.ascontiguousarray(x) for x in grid]
 
 
-def case(op: str, names: list[str], attributes: dict[str, Any], absent: tuple[int, ...] = ()) -> Case | None:
+def case(
+    op: str, names: list[str], attributes: dict[str, Any], absent: tuple[int, ...] = (), kind: str = "operator"
+) -> Case | None:
     """One operator on the special values of its operands' dtypes; None when it cannot be generated."""
     net, arrays = Net(op.rsplit(":", 1)[-1]), _grid(names)
     given = [net.input(f"x{i}", n, ("N",)) for i, n in enumerate(names)]
@@ -83,7 +85,7 @@ def case(op: str, names: list[str], attributes: dict[str, Any], absent: tuple[in
     if supported(graph.nodes[0], graph.values, OPS):
         return None
     words = "-".join([op.replace("::", "."), *names, *(f"{k}={v}" for k, v in attributes.items()), *map(str, absent)])
-    return Case(words, graph, dict(zip(given, arrays, strict=True)))
+    return Case(words, graph, dict(zip(given, arrays, strict=True)), kind)
 
 
 def operator_cases() -> Iterator[Case]:
@@ -111,10 +113,11 @@ def cast_cases() -> Iterator[Case]:
     """Cast between all dtypes, Cast to float8 without saturation."""
     every = (*FLOATS, *INTEGERS, "bool")
     for source, to in product(every, every):
-        yield from filter(None, [case("Cast", [source], {"to": to})])
+        yield from filter(None, [case("Cast", [source], {"to": to}, kind="cast")])
         if to.startswith("float8"):
-            yield from filter(None, [case("Cast", [source], {"to": to, "saturate": 0})])
-    yield from filter(None, [case("CastLike", ["float32", "float16"], {}), case("CastLike", ["int64", "bool"], {})])
+            yield from filter(None, [case("Cast", [source], {"to": to, "saturate": 0}, kind="cast")])
+    for names in (["float32", "float16"], ["int64", "bool"]):
+        yield from filter(None, [case("CastLike", names, {}, kind="cast")])
 
 
 def pow_cases() -> Iterator[Case]:
@@ -122,7 +125,7 @@ def pow_cases() -> Iterator[Case]:
              ("float32", "int32"), ("float16", "int64"), ("int32", "float32"), ("int64", "float64"),
              *((n, n) for n in INTEGERS if n[0] == "u"), ("int64", "uint8")]  # fmt: skip
     for a, b in pairs:
-        yield from filter(None, [case("Pow", [a, b], {})])
+        yield from filter(None, [case("Pow", [a, b], {}, kind="power")])
 
 
 def whole_powers() -> Iterator[Case]:
@@ -132,7 +135,8 @@ def whole_powers() -> Iterator[Case]:
         a, b = net.input("x0", own, ("N",)), net.input("x1", own, ("N",))
         graph = net.build([net.op("Pow", a, b)])
         bases, exponents = np.meshgrid(special(own), np.arange(-5 if own[0] == "i" else 0, 20).astype(own))
-        yield Case(f"Pow-small-{own}", graph, {"x0": bases.reshape(-1).copy(), "x1": exponents.reshape(-1).copy()})
+        arrays = {"x0": bases.reshape(-1).copy(), "x1": exponents.reshape(-1).copy()}
+        yield Case(f"Pow-small-{own}", graph, arrays, "whole")
 
 
 def kept_casts() -> Iterator[Case]:
@@ -151,4 +155,4 @@ def kept_casts() -> Iterator[Case]:
             middle = [1 << k for k in range(3, dtype(source).bits - 1)]
             middle += [m + (m >> h) for m in middle for h in (3, 8, 9, 11, 12)]
             values = np.concatenate([values, np.array([m + d for m in middle for d in (-1, 0, 1)], values.dtype)])
-        yield Case(f"kept-{source}-{to}", graph, {"x0": np.unique(values)})
+        yield Case(f"kept-{source}-{to}", graph, {"x0": np.unique(values)}, "kept")

@@ -58,7 +58,7 @@ def graph(seed: int, floats: tuple[str, ...], count: int = 16) -> Case:
             pools[own].append(net.op("Cast", pools["int32"][-1], to=own))
     made = [n.outputs[0] for n in net._nodes]
     outputs = list(dict.fromkeys([made[-1], *rng.sample(made, 4)]))
-    return Case(f"random-{seed}-{'-'.join(floats)}", net.build(outputs), arrays)
+    return Case(f"random-{seed}-{'-'.join(floats)}", net.build(outputs), arrays, "random")
 
 
 def random_cases() -> Iterator[Case]:

@@ -28,6 +28,7 @@ class Case:
     name: str
     graph: Graph
     inputs: dict[str, np.ndarray] = field(repr=False)
+    kind: str = "operator"  # how it is judged: pointwise_judge
 
     @property
     def size(self) -> int:
