@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
 from ..frozen import EMPTY, FrozenDict
+from ..spec import WHOLE
 from ..targets import GRID_X, GRID_YZ, THREADS_BLOCK, Target, target
+from .iteration import space
 from .types import Problem
 
 if TYPE_CHECKING:
@@ -93,11 +95,21 @@ class Launch:
         return self
 
 
+def names(kernel: KernelEntry, problem: Problem) -> Mapping[str, Any]:
+    """What the kernel's expressions read of the problem; with its iteration, where the whole pattern is a region.
+
+    :class:`MisfitError` when there is none.
+    """
+    if WHOLE not in kernel.spec.regions:
+        return problem.env()
+    return {**problem.env(), **space(problem).env}
+
+
 def environment(
     kernel: KernelEntry, problem: Problem, params: Mapping[str, Any]
 ) -> tuple[dict[str, Any], FrozenDict[str, Any]]:
     """What a kernel's geometry reads (problem, params, constants), and the constants alone."""
-    env: dict[str, Any] = {**problem.env(), **params}
+    env: dict[str, Any] = {**names(kernel, problem), **params}
     if not kernel.spec.constants:
         return env, EMPTY
     constants: dict[str, Any] = {}

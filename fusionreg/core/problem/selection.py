@@ -8,10 +8,11 @@ from itertools import islice, product
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ExpressionError, LaunchError
+from ..errors import ExpressionError, LaunchError, MisfitError
 from ..frozen import EMPTY, FrozenDict
+from ..spec import WHOLE
 from ..targets import accepts, target
-from .geometry import Launch, launch_geometry
+from .geometry import Launch, launch_geometry, names
 from .types import Problem
 
 if TYPE_CHECKING:
@@ -115,9 +116,12 @@ def _objection(kernel: KernelEntry, problem: Problem, pending: bool) -> str:
             continue
         if not tensor.foldable:
             return f"the leading axes of {name} have no common stride"
-        if name not in spec.strides and not tensor.is_contiguous:
+        if name not in spec.strides and WHOLE not in spec.strides and not tensor.is_contiguous:
             return f"{name} is not contiguous (strides {tensor.strides})"
-    env = problem.env()
+    try:
+        env = names(kernel, problem)
+    except MisfitError as e:
+        return e.found
     for condition in kernel.requires:
         try:
             if not condition(env):
@@ -139,7 +143,7 @@ def _candidates(
         [FrozenDict({k: preferred[k] for k in spec.params})] if fits and preferred is not None else []
     )
     for params in (*choices, *grid):
-        env = {**problem.env(), **params}
+        env = {**names(kernel, problem), **params}
         try:
             broken = next((c for c in kernel.valid if not c(env)), None)
             if broken is not None:
@@ -175,7 +179,7 @@ def _estimate(kernel: KernelEntry, problem: Problem, params: Mapping[str, Any]) 
     if kernel.estimate is None:
         return inf
     try:
-        value = float(kernel.estimate({**problem.env(), **params}))
+        value = float(kernel.estimate({**names(kernel, problem), **params}))
     except (ExpressionError, TypeError, ValueError):
         return inf
     return value if value >= 0 else inf

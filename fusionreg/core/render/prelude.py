@@ -14,7 +14,7 @@ from .values import Code, TypeName, c_text, float_literal, guarded, identifier
 if TYPE_CHECKING:
     from ..registry.catalog import FusionEntry, KernelEntry
 
-Kind = Literal["input", "output", "stride", "axis", "attribute", "workspace"]
+Kind = Literal["input", "output", "stride", "axis", "attribute", "workspace", "iteration", "step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,11 @@ class Argument:
 
     Attributes:
         kind: what it is.
-        name: the tensor (input, output, stride), axis or attribute; ``workspace`` for scratch memory.
+        name: the tensor (input, output, stride, step), axis or attribute; ``workspace`` for scratch memory; of an
+            iteration ``elements``, ``extent``, ``multiplier`` or ``shift``.
         ctype: the C++ type it is passed as: a pointer, ``long long``, ``int``, ``float`` or ``double``.
         dtype: dtype name of what a pointer points to, "" otherwise.
-        index: the axis of a stride.
+        index: the axis of a stride; of a step, extent, multiplier or shift, the axis of the iteration.
     """
 
     kind: Kind
@@ -42,7 +43,11 @@ class Argument:
     @property
     def parameter(self) -> str:
         """Its C++ name."""
-        return f"{self.name}_stride_{self.index}" if self.kind == "stride" else self.name
+        if self.kind in ("stride", "step"):
+            return f"{self.name}_stride_{self.index}"
+        if self.kind == "iteration":
+            return f"fr_{self.name}" if self.name == "elements" else f"fr_{self.name}_{self.index}"
+        return self.name
 
 
 def arguments(entry: FusionEntry, kernel: KernelEntry, problem: Problem, workspace: bool) -> tuple[Argument, ...]:

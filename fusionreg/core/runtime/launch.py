@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..problem import Problem
 from ..problem.geometry import Launch
+from ..problem.iteration import space
 from ..render import Argument
 from .driver import INVALID_CONTEXT, Config, Driver, config
 
@@ -318,6 +319,10 @@ def argument_values(problem: Problem, arguments: Sequence[Argument]) -> dict[str
         if a.kind == "stride":
             tensor = problem.tensors[a.name]
             found[a.parameter] = 0 if tensor is None else tensor.strides[a.index]
+        elif a.kind == "step":
+            found[a.parameter] = space(problem).stride(a.name, a.index)
+        elif a.kind == "iteration":
+            found[a.parameter] = space(problem).value(a.name, a.index)
         elif a.kind == "axis":
             found[a.parameter] = problem.axes[a.name]
         elif a.kind == "attribute":

@@ -1,0 +1,75 @@
+"""The kernels of point-wise regions: any program of point-wise operators, one launch, every tensor moved once."""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import KernelSpec
+
+PENDING = "no GPU has run all its cases yet"
+
+#: Blocks of a grid along y and z.
+MOST = 65535
+
+#: Positions of a tile along each of its axes: 128 bytes of the widest dtype.
+EDGE = "(32 if VEC == 1 else 8 * VEC)"
+
+
+def _padded(axis: str) -> str:
+    """By how much tiles exceed an axis."""
+    return f"(align({axis}, {EDGE}) / max({axis}, 1))"
+
+
+VECTOR = KernelSpec(
+    name="vector",
+    pending=PENDING,
+    template="region.cu.j2",
+    summary="runs of up to 16 bytes of every operand that has them",
+    regions="*",
+    strides="*",
+    requires=("widest > 1",),
+    params={"VEC": (16, 8, 4, 2), "UNROLL": (1, 2, 4), "THREADS": (128, 256, 512)},
+    valid=("VEC <= widest", "VEC * element_bytes <= 16 or VEC == 2"),
+    grid="ceildiv(elements, VEC * UNROLL * THREADS)",
+    block="THREADS",
+    estimate="2.5e-6 + (traffic + 4 * scattered) / 4e12",
+)
+
+STRIDED = KernelSpec(
+    name="strided",
+    pending=PENDING,
+    template="region.cu.j2",
+    summary="any strides, an element at a time",
+    regions="*",
+    strides="*",
+    params={"UNROLL": (4, 1), "THREADS": (256,)},
+    constants={"VEC": "1"},
+    grid="ceildiv(elements, UNROLL * THREADS)",
+    block="THREADS",
+    estimate="2.5e-6 + (2 * traffic + 4 * scattered) / 4e12",
+)
+
+TRANSPOSED = KernelSpec(
+    name="transposed",
+    pending=PENDING,
+    template="region_transposed.cu.j2",
+    summary="operands contiguous along another axis go through shared memory, so that every access is a run",
+    regions="*",
+    strides="*",
+    params={"VEC": (16, 8, 4, 2, 1), "THREADS": (256, 128, 512, 1024)},
+    valid=(
+        "VEC <= tile_widest",
+        "VEC == 1 or VEC * element_bytes <= 16",
+        f"{EDGE} * {EDGE} % (VEC * THREADS) == 0",
+        f"{EDGE} * {EDGE} <= VEC * THREADS * 4",
+    ),
+    constants={"EDGE": EDGE},
+    grid=(
+        "ceildiv(columns, EDGE)",
+        f"min(ceildiv(depth, EDGE), {MOST})",
+        f"min(elements // max(columns * depth, 1), {MOST})",
+    ),
+    block="THREADS",
+    shared_memory="staged_bytes * EDGE * EDGE",
+    estimate=f"3e-6 + traffic * (1.2 if VEC > 1 else 1.6) / 4e12 * {_padded('columns')} * {_padded('depth')}",
+)
+
+KERNELS = (VECTOR, TRANSPOSED, STRIDED)
