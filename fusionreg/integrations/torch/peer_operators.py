@@ -2,74 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from fusionreg.core.errors import MisfitError
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.ir import Node, Value
 
+from .peer_normalizations import WRITERS as NORMALIZATIONS
+from .peer_site import Site, unwritten
 from .schemas import torch_dtype
 
-
-@dataclass(frozen=True)
-class Site:
-    """One operator to be written.
-
-    Attributes:
-        node: the operator.
-        args: its operands (None for an omitted one): proxies of values, Python numbers for constants of one element.
-        attributes: all of them.
-        types: type of each operand, None for an omitted one.
-        ints: operand index → its numbers, where it is an integer constant: shapes, axes.
-        outputs: how many outputs are read.
-    """
-
-    node: Node
-    args: tuple[Any, ...]
-    attributes: Mapping[str, Any]
-    types: tuple[Value | None, ...]
-    ints: Mapping[int, tuple[int, ...]]
-    outputs: int = 1
-
-    def rank(self, index: int = 0) -> int:
-        value = self.types[index]
-        if value is None or value.shape is None:
-            raise unwritten(self.node, "an operand of unknown rank")
-        return len(value.shape)
-
-    def extents(self, index: int = 0) -> tuple[int, ...]:
-        value = self.types[index]
-        if value is None or value.shape is None or not all(isinstance(d, int) for d in value.shape):
-            raise unwritten(self.node, "an operand of unknown extents")
-        return tuple(d for d in value.shape if isinstance(d, int))
-
-    def numbers(self, index: int) -> tuple[int, ...]:
-        """An operand that says which axes or what shape."""
-        if index not in self.ints:
-            raise unwritten(self.node, f"operand {index} is no constant")
-        return self.ints[index]
-
-    def given(self, index: int) -> bool:
-        return index < len(self.args) and self.args[index] is not None
-
-
-Writer = Callable[[Site], Any]
-
 DROPOUT = "fusionreg::Dropout"
-
-
-def unwritten(node: Node, why: str) -> MisfitError:
-    """The error for an operator that has no plain torch form here."""
-    return MisfitError(
-        "no torch peer", f"for {node.op}", why, "an operator of the table in peer_operators.py", op=node.op
-    )
+Writer = Callable[[Site], Any]
 
 
 def _plain(function: Callable[..., Any], **attributes: str) -> Writer:
@@ -98,30 +45,6 @@ def _gemm(s: Site) -> Any:
 def _swish(s: Site) -> Any:
     x, alpha = s.args[0], s.attributes["alpha"]
     return F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x)
-
-
-def _layer_norm(s: Site) -> Any:
-    if s.outputs > 1:
-        raise unwritten(s.node, "mean and inverse deviation are outputs")
-    axis = s.attributes["axis"] % s.rank()
-    return F.layer_norm(s.args[0], s.extents()[axis:], s.args[1], s.args[2] if s.given(2) else None,
-                        s.attributes["epsilon"])  # fmt: skip
-
-
-def _rms_norm(s: Site) -> Any:
-    axis = s.attributes["axis"] % s.rank()
-    return F.rms_norm(s.args[0], s.extents()[axis:], s.args[1], s.attributes["epsilon"])
-
-
-def _group_norm(s: Site) -> Any:
-    return F.group_norm(s.args[0], s.attributes["num_groups"], s.args[1], s.args[2], s.attributes["epsilon"])
-
-
-def _batch_norm(s: Site) -> Any:
-    if s.attributes["training_mode"]:
-        raise unwritten(s.node, "training mode")
-    x, scale, bias, mean, var = s.args
-    return F.batch_norm(x, mean, var, scale, bias, False, 0.0, s.attributes["epsilon"])
 
 
 def _dropout(s: Site) -> Any:
@@ -250,62 +173,34 @@ def _attention(s: Site) -> Any:
     )
 
 
-def _softmax_grad(s: Site) -> Any:
-    dy, y = s.args
-    assert s.types[1] is not None
-    return torch._softmax_backward_data(dy, y, s.attributes["axis"] % s.rank(), torch_dtype(s.types[1].dtype))
+def _hard_sigmoid(s: Site) -> Any:
+    return torch.clamp(s.attributes["alpha"] * s.args[0] + s.attributes["beta"], 0.0, 1.0)
 
 
-def _layer_norm_grad(s: Site) -> Any:
-    """What autograd calls, on statistics of its own where the site gives none."""
-    dy, x, scale = s.args[:3]
-    axis = s.attributes["axis"] % s.rank(1)
-    shape = s.extents(1)[axis:]
-    if s.given(3) and s.given(4):
-        mean, inverse = s.args[3], s.args[4]
-    else:
-        _, mean, inverse = torch.native_layer_norm(x, shape, None, None, s.attributes["epsilon"])
-    wanted = [True, s.outputs > 1, s.outputs > 2]
-    found = torch.ops.aten.native_layer_norm_backward(dy, x, shape, mean, inverse, scale, scale, wanted)
-    return tuple(found[i] for i in range(3))
+def _is_inf(s: Site) -> Any:
+    below, above = s.attributes["detect_negative"], s.attributes["detect_positive"]
+    if below and above:
+        return torch.isinf(s.args[0])
+    if not below and not above:
+        return torch.zeros_like(s.args[0], dtype=torch.bool)
+    return torch.isposinf(s.args[0]) if above else torch.isneginf(s.args[0])
 
 
-def _rms_norm_grad(s: Site) -> Any:
-    """Written out in float32, as a user without a kernel for it would."""
-    dy, x, scale = (a.float() for a in s.args[:3])
-    axis = s.attributes["axis"] % s.rank(1)
-    inner, outer = tuple(range(axis, s.rank(1))), tuple(range(axis))
-    r = torch.rsqrt(x.square().mean(inner, keepdim=True) + s.attributes["epsilon"])
-    h, g = x * r, dy * scale
-    dx = (r * (g - h * (g * h).mean(inner, keepdim=True))).to(_dtype(s, 1))
-    return dx, (dy * h).sum(outer).to(_dtype(s, 2)) if outer else (dy * h).to(_dtype(s, 2))
+def _selu(s: Site) -> Any:
+    x, alpha, gamma = s.args[0], s.attributes["alpha"], s.attributes["gamma"]
+    if abs(alpha - 1.6732632) < 1e-6 and abs(gamma - 1.050701) < 1e-6:
+        return F.selu(x)
+    return gamma * torch.where(x < 0, alpha * torch.expm1(x), x)
 
 
-def _group_norm_grad(s: Site) -> Any:
-    """What autograd calls, on statistics of its own."""
-    dy, x, scale = s.args
-    n, c, *space = s.extents(1)
-    groups, area = s.attributes["num_groups"], math.prod(space)
-    _, mean, inverse = torch.native_group_norm(x, None, None, n, c, area, groups, s.attributes["epsilon"])
-    wanted = [True, s.outputs > 1, s.outputs > 2]
-    found = torch.ops.aten.native_group_norm_backward(dy, x, mean, inverse, scale, n, c, area, groups, wanted)
-    return tuple(found[i] for i in range(3))
-
-
-def _gelu_grad(s: Site) -> Any:
-    return torch.ops.aten.gelu_backward(s.args[0], s.args[1], approximate=s.attributes["approximate"])
-
-
-def _swish_grad(s: Site) -> Any:
-    if s.attributes["alpha"] != 1.0:
-        raise unwritten(s.node, "an alpha of its own")
-    return torch.ops.aten.silu_backward(s.args[0], s.args[1])
-
-
-def _dtype(s: Site, index: int) -> torch.dtype:
-    value = s.types[index]
-    assert value is not None
-    return torch_dtype(value.dtype)
+def _shrink(s: Site) -> Any:
+    x, bias, edge = s.args[0], s.attributes["bias"], s.attributes["lambd"]
+    if not s.integers() and bias == 0.0:
+        return F.hardshrink(x, edge)
+    if not s.integers() and bias == edge:
+        return F.softshrink(x, edge)
+    inside = torch.logical_and(x >= -edge, x <= edge)
+    return torch.where(inside, 0, torch.where(x < 0, x + bias, x - bias)).to(s.dtype())
 
 
 def _concat(s: Site) -> Any:
@@ -319,19 +214,23 @@ _UNARY: Mapping[str, Callable[..., Any]] = {
     "Sin": torch.sin, "Softplus": F.softplus, "Softsign": F.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan,
     "Tanh": torch.tanh, "Mish": F.mish, "HardSwish": F.hardswish, "fusionreg::Rsqrt": torch.rsqrt,
     "fusionreg::Exp2": torch.exp2, "fusionreg::Expm1": torch.expm1, "fusionreg::Log1p": torch.log1p,
-    "fusionreg::Log2": torch.log2, "fusionreg::Trunc": torch.trunc,
+    "fusionreg::Log2": torch.log2, "fusionreg::Trunc": torch.trunc, "Acos": torch.acos, "Acosh": torch.acosh,
+    "Asin": torch.asin, "Asinh": torch.asinh, "Atan": torch.atan, "Atanh": torch.atanh, "Cosh": torch.cosh,
+    "Sinh": torch.sinh, "BitwiseNot": torch.bitwise_not, "IsNaN": torch.isnan,
 }  # fmt: skip
 _BINARY: Mapping[str, Callable[..., Any]] = {
-    "Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: a * b, "Div": lambda a, b: a / b,
-    "Pow": lambda a, b: a**b, "Equal": lambda a, b: a == b, "Greater": lambda a, b: a > b,
+    "Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: a * b,
+    "Equal": lambda a, b: a == b, "Greater": lambda a, b: a > b,
     "GreaterOrEqual": lambda a, b: a >= b, "Less": lambda a, b: a < b, "LessOrEqual": lambda a, b: a <= b,
     "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor, "PRelu": lambda x, a:
-    torch.where(x < 0, a * x, x),
+    torch.where(x < 0, a * x, x), "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or,
+    "BitwiseXor": torch.bitwise_xor, "fusionreg::Atan2": torch.atan2, "fusionreg::Hypot": torch.hypot,
 }  # fmt: skip
 
 WRITERS: Mapping[str, Writer] = FrozenDict(
     {
         **{name: _plain(f) for name, f in {**_UNARY, **_BINARY}.items()},
+        **NORMALIZATIONS,
         "Max": _extremum(torch.maximum, torch.clamp_min), "Min": _extremum(torch.minimum, torch.clamp_max),
         "Sum": _folded(lambda a, b: a + b),
         "MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "MaxPool": _max_pool, "Attention": _attention,
@@ -339,18 +238,16 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         "fusionreg::QuickGelu": _swish, "LeakyRelu": _plain(F.leaky_relu, negative_slope="alpha"),
         "Elu": _plain(F.elu, alpha="alpha"), "Celu": _plain(F.celu, alpha="alpha"),
         "SwiGLU": lambda s: _swish(s) * s.args[1],
-        "LayerNormalization": _layer_norm, "RMSNormalization": _rms_norm, "GroupNormalization": _group_norm,
-        "InstanceNormalization": lambda s: F.instance_norm(
-            s.args[0], weight=s.args[1], bias=s.args[2], eps=s.attributes["epsilon"]),
-        "BatchNormalization": _batch_norm, "Dropout": _dropout, "fusionreg::Dropout": _seeded_dropout,
-        "Softmax": _plain(torch.softmax, dim="axis"),
-        "LogSoftmax": _plain(torch.log_softmax, dim="axis"), "fusionreg::SoftmaxGrad": _softmax_grad,
-        "fusionreg::LayerNormalizationGrad": _layer_norm_grad, "fusionreg::RMSNormalizationGrad": _rms_norm_grad,
-        "fusionreg::GroupNormalizationGrad": _group_norm_grad,
-        "fusionreg::GeluGrad": _gelu_grad, "fusionreg::SwishGrad": _swish_grad,
-        "fusionreg::SigmoidGrad": lambda s: torch.ops.aten.sigmoid_backward(*s.args),
-        "fusionreg::TanhGrad": lambda s: torch.ops.aten.tanh_backward(*s.args),
-        "fusionreg::ReluGrad": lambda s: torch.ops.aten.threshold_backward(s.args[0], s.args[1], 0),
+        "Dropout": _dropout, "fusionreg::Dropout": _seeded_dropout, "Softmax": _plain(torch.softmax, dim="axis"),
+        "LogSoftmax": _plain(torch.log_softmax, dim="axis"),
+        "Div": lambda s: s.args[0] / s.args[1] if not s.integers() else torch.div(*s.args, rounding_mode="trunc"),
+        "Pow": lambda s: (s.args[0] ** s.args[1]).to(s.dtype()) if s.integers() else s.args[0] ** s.args[1],
+        "Mean": lambda s: reduce(lambda a, b: a + b, s.args) / len(s.args),
+        "Mod": lambda s: (torch.fmod if s.attributes["fmod"] else torch.remainder)(*s.args),
+        "BitShift": lambda s: s.args[0] << s.args[1] if s.attributes["direction"] == "LEFT" else s.args[0] >> s.args[1],
+        "HardSigmoid": _hard_sigmoid, "IsInf": _is_inf, "Selu": _selu, "Shrink": _shrink,
+        "ThresholdedRelu": lambda s: F.threshold(s.args[0], s.attributes["alpha"], 0.0),
+        "CastLike": lambda s: s.args[0].to(s.dtype(1)),
         "ReduceSum": _reduce(torch.sum), "ReduceMean": _reduce(torch.mean), "ReduceMax": _reduce(torch.amax),
         "ReduceMin": _reduce(torch.amin), "ReduceSumSquare": _reduce(torch.sum, of=torch.square),
         "Cast": _cast, "Clip": _clip, "Where": _where, "Reshape": _reshape, "Transpose": _transpose,

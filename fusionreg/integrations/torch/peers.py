@@ -18,7 +18,8 @@ from fusionreg.core.ir import Graph, Node
 from fusionreg.core.ops import Vocabulary, complete
 
 from .arrays import from_numpy
-from .peer_operators import DROPOUT, WRITERS, Site, unwritten
+from .peer_operators import DROPOUT, WRITERS
+from .peer_site import Site, unwritten
 
 
 def torch_module(graph: Graph, ops: Vocabulary, device: torch.device | str = "cpu") -> fx.GraphModule:

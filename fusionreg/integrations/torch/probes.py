@@ -100,7 +100,7 @@ def source(name: str, text: str, target: str, defines: Mapping[str, int], head: 
 
 def mixes(target: str, reads: int, writes: int) -> Iterator[tuple[KernelSource, int]]:
     """(unit, vectors of one stream that a block moves): shapes that are the fastest on one device or another."""
-    for depth in (2, 4, 8):
+    for depth in (2, 8):
         if depth * max(1, reads) <= 16:
             for head in (_PLAIN, _STREAMED):
                 defines = {"READS": reads, "WRITES": writes, "DEPTH": depth}
