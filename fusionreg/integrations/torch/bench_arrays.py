@@ -42,7 +42,10 @@ def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
             array = torch.randn(shape, generator=made, device=device) * scales.get(name, 1.0)
         else:
             array = torch.randint(0, 2 if value.dtype == "bool" else 5, shape, generator=made, device=device)
-        found[name] = array.to(kind)
+        array = array.to(kind)
+        if subject.trial.layouts.get(name) == "channels_last" and array.ndim > 2:
+            array = array.movedim(1, -1).contiguous().movedim(-1, 1)
+        found[name] = array
     return found
 
 

@@ -1,4 +1,5 @@
-"""Bare library kernels for part of a graph: cuBLAS products, cuBLASLt epilogues, normalisations of Liger and QuACK.
+"""Bare library kernels for part of a graph: cuBLAS products, cuBLASLt epilogues, normalisations of cuDNN, Liger and
+QuACK.
 
 Most compute less than the fusion does. They are anchors: how fast the hard part alone is in a library's hands.
 """
@@ -24,7 +25,7 @@ class LibraryPeer:
     """One library call.
 
     Attributes:
-        name: ``product``, ``epilogue``, ``liger`` or ``quack``.
+        name: ``product``, ``epilogue``, ``cudnn``, ``liger`` or ``quack``.
         computes: what it computes, "" where that is the graph itself.
         inputs: which inputs of the graph it takes.
         call: the call.
@@ -44,10 +45,13 @@ def library_peers(graph: Graph, ops: Vocabulary) -> tuple[LibraryPeer, ...]:
     found: list[LibraryPeer | None] = []
     if len(products) == 1 and set(products[0].inputs) <= set(graph.inputs) and not products[0].attrs.get("transA"):
         found += [_product(graph, products[0], ops), _epilogue(graph, products[0])]
+    pair = _residual_norm(graph)
     for node in graph.nodes:
-        if node.op in ("LayerNormalization", "RMSNormalization", "Softmax"):
-            found += [_installed(name, graph, node, ops) for name in ("liger", "quack")]
+        if node.op in ("LayerNormalization", "RMSNormalization", "Softmax", "GroupNormalization"):
+            found += [(_pair if pair else _installed)(name, graph, node, ops) for name in ("liger", "quack")]
             break
+        if node.op == "BatchNormalization" and node.attrs.get("training_mode"):
+            found.append(_cudnn_batch_norm(graph, node, ops))
     return tuple(p for p in found if p is not None)
 
 
@@ -110,13 +114,71 @@ def _epilogue(graph: Graph, product: Node) -> LibraryPeer | None:
     return LibraryPeer("epilogue", computes, (x, w, bias), call, exact)
 
 
+def _cudnn_batch_norm(graph: Graph, node: Node, ops: Vocabulary) -> LibraryPeer | None:
+    """cuDNN's batch normalisation in training, running statistics updated in place; its result is compared alone."""
+    if not set(node.inputs) <= set(graph.inputs):
+        return None
+    momentum, epsilon = 1.0 - node.attrs.get("momentum", 0.9), node.attrs.get("epsilon", 1e-5)
+    whole = _exactly(graph, node, ops)
+
+    def call(x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
+        return torch.ops.aten.cudnn_batch_norm(x, scale, bias, mean, var, True, momentum, epsilon)[0]
+
+    def exact(*arrays: Any) -> tuple[Any, ...]:
+        return whole(*arrays)[:1]
+
+    return LibraryPeer("cudnn", "BatchNormalization alone", tuple(node.inputs), call, exact)
+
+
+def _has(library: str) -> bool:
+    return find_spec({"liger": "liger_kernel", "quack": "quack"}[library]) is not None
+
+
+def _residual_norm(graph: Graph) -> tuple[Node, Node] | None:
+    """An addition of two inputs and the RMSNormalization of its sum, where both results are the graph's outputs."""
+    if [n.op for n in graph.nodes] != ["Add", "RMSNormalization"]:
+        return None
+    add, norm = graph.nodes
+    whole = {*add.inputs, *norm.inputs[1:]} <= set(graph.inputs) and norm.inputs[0] == add.outputs[0]
+    both = tuple(graph.outputs) == (norm.outputs[0], add.outputs[0])
+    return (add, norm) if whole and both and _last_axis(graph, norm) else None
+
+
+def _pair(library: str, graph: Graph, node: Node, ops: Vocabulary) -> LibraryPeer | None:
+    """Residual and RMSNorm in one kernel of a library: the whole workload."""
+    if not _has(library):
+        return None
+    add, norm = graph.nodes
+    epsilon = norm.attrs.get("epsilon", 1e-5)
+
+    def call(x: Any, residual: Any, scale: Any) -> Any:
+        if library == "liger":
+            from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+            return LigerFusedAddRMSNormFunction.apply(x, residual, scale, epsilon, 0.0, "llama", False)
+        from quack import rmsnorm
+
+        return rmsnorm(x, scale, residual=residual, eps=epsilon, prenorm=True)
+
+    def exact(*arrays: Any) -> tuple[Any, ...]:
+        given = dict(zip((*add.inputs, norm.inputs[1]), arrays, strict=True))
+        return tuple(evaluate(graph, given, ops=ops, mode="exact").values())
+
+    return LibraryPeer(library, "", (*add.inputs, norm.inputs[1]), call, exact)
+
+
+def _last_axis(graph: Graph, node: Node) -> bool:
+    rank = len(graph.values[node.inputs[0]].shape or ())
+    return node.attrs.get("axis", -1) in (-1, rank - 1)
+
+
 def _installed(library: str, graph: Graph, node: Node, ops: Vocabulary) -> LibraryPeer | None:
-    """A normalisation over the last axis by Liger or QuACK, on inputs of the graph of the right shapes."""
-    if find_spec({"liger": "liger_kernel", "quack": "quack"}[library]) is None:
+    """A normalisation by Liger or QuACK, over the last axis or over groups, on inputs of the graph of the right
+    shapes."""
+    if not _has(library):
         return None
     data = graph.values[node.inputs[0]]
-    rank = len(data.shape or ())
-    if node.attrs.get("axis", -1) not in (-1, rank - 1):
+    if node.op != "GroupNormalization" and not _last_axis(graph, node):
         return None
     stand_in = next(
         (n for n in graph.inputs if (graph.values[n].shape, graph.values[n].dtype) == (data.shape, data.dtype)), ""
@@ -144,6 +206,10 @@ def _call_of(library: str, node: Node) -> Callable[..., Any] | None:
             from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
             return LigerRMSNormFunction.apply(x, *rest, epsilon)
+        if node.op == "GroupNormalization":
+            from liger_kernel.ops.group_norm import LigerGroupNormFunction
+
+            return LigerGroupNormFunction.apply(x, *rest, x.shape[1], node.attrs["num_groups"], epsilon)
         from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
         return LigerSoftmaxFunction.apply(x)
@@ -157,4 +223,4 @@ def _call_of(library: str, node: Node) -> Callable[..., Any] | None:
 
     if library == "liger":
         return None if node.op == "LayerNormalization" and len(node.inputs) < 3 else liger
-    return None if node.op == "LayerNormalization" else quack
+    return quack if node.op in ("RMSNormalization", "Softmax") else None
