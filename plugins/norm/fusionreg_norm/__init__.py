@@ -8,9 +8,10 @@ from fusionreg.core.spec import FusionSpec
 from fusionreg.hookspecs import hookimpl
 
 from .groups import FUSIONS as GROUPS
+from .groups_backward import FUSIONS as GROUPS_BACKWARD
 from .rows import FUSIONS as ROWS
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*ROWS, *GROUPS)
+    return (*ROWS, *GROUPS, *GROUPS_BACKWARD)
