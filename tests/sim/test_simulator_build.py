@@ -112,6 +112,27 @@ def test_other_machines_are_named(monkeypatch):
         simulator.host_compiler()
 
 
+def test_a_compiler_that_cannot_build_the_simulator_is_found_out_once(monkeypatch, tmp_path):
+    """It is no kernel's fault: nothing is run, and the compiler is not asked again for each case."""
+    from fusionreg.core.conformance import executor_for
+
+    real, log = simulator.host_compiler().path, tmp_path / "log"
+    fake = tmp_path / "g++"
+    fake.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *runtime.cpp*) echo asked >> {log}; echo "runtime.cpp:3: error: no mutex" >&2; exit 1;; esac\n'
+        f'exec {real} "$@"\n'
+    )
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv(toolchain.COMPILER_VARIABLE, str(fake))
+    cache = Cache(tmp_path / "cache")
+    for attempt in (lambda: executor_for("sim", cache), lambda: simulator.compile_text(KERNEL, "k", cache=cache)):
+        with pytest.raises(MissingDependencyError, match=r"simulator's runtime: .*no mutex") as caught:
+            attempt()
+        assert "error: no mutex" in caught.value.facts["log"]
+    assert log.read_text().splitlines() == ["asked"]
+
+
 def test_no_headers(monkeypatch, tmp_path):
     from fusionreg.core import headers
 

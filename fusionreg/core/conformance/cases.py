@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SpecError
 from ..frozen import FrozenDict
 from ..pattern.graph import Input
-from ..problem import combinations
+from ..problem import combinations, select
 from ..spec import Case
 from . import coverage, values
 from .trial import Trial
@@ -25,7 +25,11 @@ Extent = Literal["quick", "all"]
 
 #: Rows beyond one per dtype that ``quick`` compiles; ``all`` covers every pair of levels.
 QUICK_ROWS = 2
+#: Extents of an axis that no parameter tiles, where another one is under test: so few rows that they cost little, and a
+#: row longer than a block has threads, whatever it reads at once.
+FEW, LONG = 8, 520
 _FEW = ("small", "special")
+_ELSEWHERE = ("tails", "overflow")
 _QUICK_VALUES = ("special", "denormal", "positive_large", "cancel", "integers")
 _ALL_VALUES = (*_QUICK_VALUES, "nan", "inf", "large", "offset", "saturating", "zeros", "small")
 
@@ -50,39 +54,73 @@ def parameters(entry: FusionEntry, kernel: KernelEntry, row: Trial, target: str)
 def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent = "all") -> tuple[Trial, ...]:
     """Every trial of ``kernel``, names unique, grouped by compiled variant.
 
-    ``quick`` keeps every edge for one dtype (another one for each kernel), values and tails for the rest, and
-    :data:`QUICK_ROWS` further rows; ``all`` covers every pair of choices, dtypes, attributes and forms, and every edge.
+    ``all`` covers every pair of choices, dtypes, attributes and forms, and every edge in every dtype. ``quick``
+    compiles few units: it keeps the edges for one dtype, another one for each kernel of a fusion; a tail, an overflow
+    and NaN for the rest, with the declared cases that need no further unit; and :data:`QUICK_ROWS` further rows.
     Trials that the fusion's own contract excludes are not made.
     """
     base = base_axes(entry)
     quick = cases == "quick"
     plain, further, refused = coverage.rows(entry, kernel, base, target, QUICK_ROWS if quick else None)
     found: list[Trial] = [row.with_(f"{row.dtype}-base") for row in refused]
-    turn = zlib.crc32(kernel.key.encode()) % max(len(plain), 1) if quick else 0
+    lead = _lead(entry, kernel, plain)
     defaults: list[Trial] = []
     for i, row in enumerate(plain):
         default, *others = parameters(entry, kernel, row, target)
         row = row.with_(row.name, params=default)
+        few = _fewer(entry, kernel, row, target)
         defaults.append(row)
-        made = [*_shapes(entry, row, quick), *_values(entry, row, quick), *_layouts(entry, row, quick)]
-        if quick and i != turn:  # the other dtypes share the kernel's indices; their numbers are their own
-            made = [t for t in made if t.name in ("base", "tails") or t.values]
+        made = [*_shapes(entry, row, few, quick), *_values(entry, row, quick), *_layouts(entry, few, quick)]
+        if quick and i != lead:
+            made = [t for t in made if t.name in _ELSEWHERE or t.name.startswith("special-")]
         elif quick and others:
             others = [others[zlib.crc32(kernel.key.encode()) % len(others)]]
-        if i == turn or not quick:
+        if i == lead or not quick:
             made += [t for params in others for t in _tiles(row, params, quick)]
         found += [t.with_(f"{row.dtype}-{t.name}") for t in made]
-    for i, row in enumerate(further):
+    for row in further:
         words = [*row.choices.values(), *(f"{k}{v}" for k, v in row.attributes.items())]
         words += [f"{k}.{v}" for k, v in row.forms.items()] + [f"no_{n}" for n in row.absent]
         tag = "-".join([row.dtype, *words])
         axes = {a: e + 8 for a, e in base.items()}
-        for name in ("special",) if quick and i else _FEW:
+        for name in ("special",) if quick else _FEW:
             found.append(row.with_(f"{tag}-{name}", axes=axes, values=_every(entry, name)))
         found.append(row.with_(f"{tag}-sweep", axes=axes, values=_swept(entry)))
     for case in entry.cases:
-        found += _declared(entry, case, defaults, base, target)
+        for i, (row, trial) in enumerate(zip(defaults, _declared(entry, case, defaults, base, target), strict=True)):
+            if not quick or i == lead or _same_unit(entry, kernel, row, trial, target):
+                found.append(trial)
     return tuple(t for t in found if coverage.problem_of(entry, t, target) is not None)
+
+
+def _lead(entry: FusionEntry, kernel: KernelEntry, plain: Sequence[Trial]) -> int:
+    """Which of the rows has every edge in ``quick``: each kernel of a fusion begins at the next dtypes."""
+    order = list(product(*entry.spec.dtypes.values()))
+    start = zlib.crc32(entry.name.encode()) + entry.kernels.index(kernel)
+    turned = [order[(start + i) % len(order)] for i in range(len(order))]
+    return min(range(len(plain)), key=lambda i: turned.index(tuple(plain[i].dtypes.values())), default=0)
+
+
+def _fewer(entry: FusionEntry, kernel: KernelEntry, row: Trial, target: str) -> Trial:
+    """``row`` with :data:`FEW` along the first of several axes that no parameter tiles, if it stays the same unit.
+
+    There such an axis counts rows, and a simulated block for each.
+    """
+    whole = [axis for axis in row.axes if tile_of(row.params, axis) is None]
+    few = row.with_(row.name, axes={whole[0]: FEW}) if len(whole) > 1 else row
+    return few if _same_unit(entry, kernel, row, few, target) else row
+
+
+def _same_unit(entry: FusionEntry, kernel: KernelEntry, row: Trial, trial: Trial, target: str) -> bool:
+    """Whether ``trial`` runs the unit that is compiled for ``row``."""
+    static = [name for name, attribute in entry.spec.attributes.items() if attribute.static]
+    alike = (trial.forms, trial.choices, trial.absent) == (row.forms, row.choices, row.absent)
+    alike = alike and all(trial.attributes.get(name) == row.attributes.get(name) for name in static)
+    problem = coverage.problem_of(entry, trial, target) if alike else None
+    if problem is None:
+        return False
+    chosen = next((c for c in select(entry, problem, pending=True).accepted if c.kernel is kernel), None)
+    return chosen is not None and chosen.params == row.params
 
 
 def _every(entry: FusionEntry, name: str) -> FrozenDict[str, str]:
@@ -109,13 +147,13 @@ def _swept(entry: FusionEntry) -> dict[str, str]:
     return {**found, next(iter(entry.inputs)): "sweep"}
 
 
-def _shapes(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
-    """Edges of every axis alone, then of all together, and of the leading axes."""
+def _shapes(entry: FusionEntry, row: Trial, few: Trial, quick: bool) -> list[Trial]:
+    """Edges of every axis alone, the others as in ``few``; then of all together, and of the leading axes."""
     base = row.axes
     found = [row.with_("base")]
 
     def add(name: str, axes: dict[str, int], **changes) -> None:
-        found.append(row.with_(name, axes=axes, **changes))
+        found.append(few.with_(name, axes=axes, **changes))
 
     for axis in base:
         tile = tile_of(row.params, axis)
@@ -126,14 +164,18 @@ def _shapes(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
             edges.append(6 * tile + 8)  # more tiles than a pipeline has stages
         for extent in sorted({e for e in edges if e >= 0}):
             add(f"{axis}{extent}", {axis: extent})
+    whole = [axis for axis in base if tile_of(row.params, axis) is None]
+    if whole:
+        last = whole[-1]
+        add(f"{last}{LONG}", {**dict.fromkeys(whole, 3), last: LONG})
     add("ones", dict.fromkeys(base, 1))
     add("square", dict.fromkeys(base, 48))
     add("odd", {a: (tile_of(row.params, a) or 32) + 1 for a in base})
     add("tails", {a: (tile_of(row.params, a) or 32) + 8 for a in base})
     if any(t.leading for t in entry.inputs.values()):
-        few = dict.fromkeys(base, 8)
+        small = dict.fromkeys(base, 8)
         for leading in ((2, 3), (0,)) if quick else ((2, 3), (0,), (1,), (3, 1, 2), (3, 0)):
-            add("leading" + "x".join(map(str, leading)), few, leading=leading)
+            add("leading" + "x".join(map(str, leading)), small, leading=leading)
     return found
 
 

@@ -17,7 +17,7 @@ from ..proof.report import Evaluation, Status
 from ..render import KernelSource, render
 from .compare import Comparison, compare
 from .coverage import open_dtypes
-from .reference import Reference, reference
+from .reference import Reference, References
 from .trial import Trial
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Outputs = dict[str, np.ndarray]
 Mutate = Callable[[KernelSource], KernelSource]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """A trial bound to a kernel that accepts it, and the rendered unit."""
 
@@ -65,8 +65,8 @@ class Executor(Protocol):
         """Why this device cannot run ``kernel`` at all; "" when it can."""
         ...
 
-    def compile(self, source: KernelSource) -> Any:
-        """The runnable code; :class:`CompileError`. Called from several threads."""
+    def compile(self, source: KernelSource, *, stressed: bool = False) -> Any:
+        """Runnable code; :class:`CompileError`. Called from several threads. ``stressed``: :meth:`stress` follows."""
         ...
 
     def launch(self, code: Any, job: Job, poison: float) -> Outputs:
@@ -110,11 +110,17 @@ def prepare(
 
 
 def execute(
-    job: Job, executor: Executor, ops: Vocabulary, *, stress: bool = False, wanted: Reference | None = None
+    job: Job,
+    executor: Executor,
+    ops: Vocabulary,
+    *,
+    stress: bool = False,
+    wanted: Reference | None = None,
+    references: References | None = None,
 ) -> Evaluation:
     """Runs the job twice, with the outputs poisoned differently, and judges both outcomes.
 
-    ``wanted``: the reference, where the caller has it already; it is computed otherwise.
+    ``wanted``: the reference, where the caller has it already; it comes from ``references`` otherwise.
     """
     started = time.perf_counter()
 
@@ -132,7 +138,7 @@ def execute(
     except CompileError as e:
         return result(Status.COMPILE_ERROR, str(e))
     try:
-        expected = reference(job.entry, job.trial, job.arrays, ops) if wanted is None else wanted
+        expected = wanted or (references or References(ops)).of(job.entry, job.trial, job.arrays)
     except GraphError as e:  # the pattern contradicts its own tensors: this fusion's fault, and no other's
         return result(Status.RUNTIME_ERROR, f"the pattern cannot be evaluated: {e}")
     before = {name: a.tobytes() for name, a in job.arrays.items()}

@@ -90,7 +90,7 @@ class GpuExecutor:
     def refusal(self, kernel: KernelEntry) -> str:
         return ""
 
-    def compile(self, source: KernelSource) -> Any:
+    def compile(self, source: KernelSource, *, stressed: bool = False) -> Any:
         found = self._codes.get(source.digest)
         if found is None:
             try:

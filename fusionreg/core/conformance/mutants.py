@@ -256,8 +256,8 @@ class _Replaced:
     def refusal(self, kernel: KernelEntry) -> str:
         return self.inner.refusal(kernel)
 
-    def compile(self, source: KernelSource) -> Any:
-        return self.inner.compile(source)
+    def compile(self, source: KernelSource, *, stressed: bool = False) -> Any:
+        return self.inner.compile(source, stressed=stressed)
 
     def launch(self, code: Any, job: Job, poison: float) -> Outputs:
         return self.replaced(self.inner, code, job, poison)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..dtypes import dtype
 from ..evaluate.evaluator import evaluate
+from ..frozen import EMPTY
 from ..ops import Vocabulary, numpy_backend
 from ..pattern.instantiate import instantiate
 from .compare import POOL, pooled
@@ -23,6 +24,9 @@ from .trial import Trial
 if TYPE_CHECKING:
     from ..ir import Graph
     from ..registry.entries import FusionEntry
+
+#: Bytes of references that are kept.
+KEPT = 256 << 20
 
 #: Equal runs with other random values, at most, from which the chain's error is pooled.
 REPLICAS = 8
@@ -40,6 +44,25 @@ class Reference:
     exact: Mapping[str, np.ndarray]
     chain: Mapping[str, np.ndarray]
     allowed: Mapping[str, np.ndarray]
+
+
+class References:
+    """References of trials, kept: the kernels of a fusion are tried on the same values."""
+
+    def __init__(self, ops: Vocabulary) -> None:
+        self._ops, self._kept, self._bytes = ops, dict[object, Reference](), 0
+
+    def of(self, entry: FusionEntry, trial: Trial, arrays: Mapping[str, np.ndarray]) -> Reference:
+        """The reference of ``trial`` on its own ``arrays``; beyond :data:`KEPT` bytes it is computed each time."""
+        key = entry.name, replace(trial, params=EMPTY, exactly=False)
+        found = self._kept.get(key)
+        if found is None:
+            found = reference(entry, trial, arrays, self._ops)
+            size = sum(a.nbytes for part in (found.exact, found.chain, found.allowed) for a in part.values())
+            if self._bytes + size <= KEPT:
+                self._kept[key] = found
+                self._bytes += size
+        return found
 
 
 def graph_of(entry: FusionEntry, trial: Trial, ops: Vocabulary) -> Graph:

@@ -14,6 +14,7 @@ from ..proof.report import Evaluation, Report, Status
 from . import cases as derived
 from .devices import executor_for
 from .execute import Executor, Job, Mutate, execute, not_run, prepare
+from .reference import References
 from .trial import Trial
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def run(
     trials = [(e, k, t) for e, k in chosen for t in derived.derive(e, k, on.target, cases)]
     report = Report(environment=Report().environment | on_facts(on) | {"cases": cases})
     evaluations: list[Evaluation] = []
-    for made in _evaluations(trials, on, catalog, mutate, stress=True):
+    for made in _evaluations(trials, on, catalog, mutate, cases):
         evaluations.append(made)
         if progress is not None:
             progress(len(evaluations), len(trials), made)
@@ -94,21 +95,23 @@ def _evaluations(
     executor: Executor,
     catalog: Catalog,
     mutate: Mutate | None,
-    *,
-    stress: bool,
+    cases: derived.Extent,
 ) -> Iterator[Evaluation]:
-    """In order of ``trials``. Units compile ahead in threads; each distinct one is stressed on its first case.
+    """In order of ``trials``. Units compile ahead in threads; each is stressed on its first case that is not empty,
+    in ``quick`` one of those that differ in nothing but dtypes and choices.
 
     One that did not end is not run again: each further case would take the whole limit of time.
     """
     jobs = [prepare(entry, kernel, trial, executor, mutate) for entry, kernel, trial in trials]
     distinct = {j.source.digest: j for j in jobs if isinstance(j, Job)}
-    stressed: set[str] = set()
+    stressed = _stressed(jobs, cases)
+    units = {job.source.digest for job in stressed}
+    shared = References(catalog.ops)
     endless: dict[str, Evaluation] = {}
 
     def ahead(job: Job) -> None:
         with suppress(FusionregError):  # the same error comes back where the job itself is executed
-            executor.compile(job.source)
+            executor.compile(job.source, stressed=job.source.digest in units)
 
     with ThreadPoolExecutor(max(1, min(len(distinct) or 1, os.cpu_count() or 1))) as pool:
         pending = {digest: pool.submit(ahead, job) for digest, job in distinct.items()}
@@ -120,10 +123,18 @@ def _evaluations(
                 yield not_run(job, executor, endless[job.source.digest])
                 continue
             pending[job.source.digest].result()
-            first = job.source.digest not in stressed and not job.problem.empty
-            if first:
-                stressed.add(job.source.digest)
-            made = execute(job, executor, catalog.ops, stress=stress and first)
+            made = execute(job, executor, catalog.ops, stress=job in stressed, references=shared)
             if made.status is Status.TIMEOUT:
                 endless[job.source.digest] = made
             yield made
+
+
+def _stressed(jobs: Sequence[Job | Evaluation], cases: derived.Extent) -> set[Job]:
+    """The first job of each unit, or in ``quick`` of each group of units, that is not empty."""
+    found: dict[object, Job] = {}
+    for job in jobs:
+        if isinstance(job, Job) and not job.problem.empty:
+            trial = job.trial
+            alike = (job.kernel.key, job.candidate.params, trial.forms, trial.absent)
+            found.setdefault(alike if cases == "quick" else job.source.digest, job)
+    return set(found.values())

@@ -58,8 +58,8 @@ def compile(
 
 
 def require(cache: Cache | None = None) -> None:
-    """:class:`MissingDependencyError` where nothing could be simulated: no host compiler, or no CUDA headers."""
-    _builder(cache)
+    """:class:`MissingDependencyError` where nothing could be simulated: no CUDA headers, no compiler that builds it."""
+    _builder(cache).begin()
 
 
 def compile_text(

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,9 +17,9 @@ from pathlib import Path
 
 from .. import headers
 from ..cache import Cache, cache_key
-from ..errors import CompileError
+from ..errors import CompileError, MissingDependencyError
 from .elf import Variable, uninitialised
-from .toolchain import SHIM, HostCompiler, Mode, host_compiler, shim_digest
+from .toolchain import COMPILER_VARIABLE, SHIM, HostCompiler, Mode, host_compiler, shim_digest
 from .unit import host_text
 
 _HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "vector_types.h", "vector_functions.h")
@@ -55,19 +56,42 @@ class Builder:
         self._runtime_parts = {k: v for k, v in self._base.items() if k != "headers"}
         self._runtime_name = f"libfrsim-{cache_key(self._runtime_parts)[:16]}.so"
         self._scratch = tempfile.mkdtemp(prefix="fusionreg-sim-")
+        self._runtime: Built | MissingDependencyError | None = None
         self._precompiled: dict[Mode, Path | None] = {}
-        self._lock = threading.RLock()  # units build in several threads; header and runtime are made once
+        # Units build in several threads; the runtime and each header are made once.
+        self._runtime_lock = threading.Lock()
+        self._header_locks: dict[Mode, threading.Lock] = {m: threading.Lock() for m in ("fast", "checked", "sanitize")}
         weakref.finalize(self, shutil.rmtree, self._scratch, True)
 
     def _includes(self) -> list[str]:
         return [f"-I{SHIM / 'include'}", f"-I{SHIM}", *(f"-I{d}" for d in self.directories)]
 
-    @cached_property
-    def runtime(self) -> Built:
-        """The runtime library."""
+    def begin(self) -> None:
+        """Makes the runtime ready; where it has yet to be compiled, the headers that units need beside it.
 
+        :class:`MissingDependencyError` as from :attr:`runtime`.
+        """
+        if self.cache.get("sim-runtime", cache_key(self._runtime_parts)) is None:
+            with ThreadPoolExecutor(2) as pool:
+                headers_made = [pool.submit(self._header, mode) for mode in ("fast", "checked")]
+                self.runtime  # noqa: B018
+                for made in headers_made:
+                    made.result()
+        self.runtime  # noqa: B018
+
+    @property
+    def runtime(self) -> Built:
+        """The runtime library; :class:`MissingDependencyError`, found out once, where the compiler does not take it."""
+        with self._runtime_lock:
+            if self._runtime is None:
+                self._runtime = self._made_runtime()
+            if isinstance(self._runtime, MissingDependencyError):
+                raise self._runtime
+            return self._runtime
+
+    def _made_runtime(self) -> Built | MissingDependencyError:
         def build(work: Path) -> Path:
-            flags = [f for f in self.compiler.flags("fast") if f != "-w"]
+            flags = [*(f for f in self.compiler.flags("fast") if f != "-w"), "-O2"]
             source = str(SHIM / "runtime" / "runtime.cpp")
             name = f"-Wl,-soname,{self._runtime_name}"  # units find it by this name, already loaded
             self.compiler.run(
@@ -77,8 +101,19 @@ class Builder:
             )
             return work / "runtime.so"
 
-        with self._lock:
+        try:
             return self._entry("sim-runtime", "runtime", self._runtime_parts, build)
+        except CompileError as e:
+            return self._unfit("runtime", e)
+
+    def _unfit(self, what: str, error: CompileError) -> MissingDependencyError:
+        """The compiler's fault, where the code is the simulator's own and no kernel's."""
+        return MissingDependencyError(
+            "cannot simulate", "kernels",
+            f"{self.compiler.path} does not compile the simulator's {what}: {error.found}",
+            "g++ 9 or clang++ 11 or later, with its C++ library",
+            f"Install another one, or name it in {COMPILER_VARIABLE}", log=error.facts["log"],
+        )  # fmt: skip
 
     def unit(self, text: str, entry: str, target: str, mode: Mode, whom: str) -> Built:
         """A kernel's shared library; :class:`CompileError` (``facts``: log) when the host compiler refuses it."""
@@ -124,7 +159,7 @@ class Builder:
 
         It is found once per process: an entry of some 40 MB is verified on every look-up.
         """
-        with self._lock:
+        with self._header_locks[mode]:
             if mode not in self._precompiled:
                 self._precompiled[mode] = self._make_header(mode)
             return self._precompiled[mode]
@@ -148,8 +183,8 @@ class Builder:
         parts = {**self._base, "flags": " ".join((*flags, *self._includes()))}
         try:
             data = self._entry("sim-header", f"header ({mode})", parts, build).data
-        except CompileError:
-            raise
+        except CompileError as e:
+            raise self._unfit("header", e) from e
         except OSError:
             return None
         made = folder / "fr_sim_pch.h.gch"

@@ -16,8 +16,8 @@ from .memory import Region
 if TYPE_CHECKING:
     from ..problem.geometry import Launch
 
-#: Bytes of one thread's stack: instrumented code keeps more in memory.
-STACK = {"fast": 128 << 10, "checked": 256 << 10, "sanitize": 512 << 10}
+#: Bytes of one thread's stack: one size for both builds that run here, so that launches of either reuse the stacks.
+STACK = 256 << 10
 
 
 class Run:
@@ -39,7 +39,7 @@ class Run:
         self.request = abi.Request(
             copies=self.copies, n_copies=len(units), workers=workers, grid=three(*launch.grid),
             block=three(*launch.block), cluster=three(*(launch.cluster or (1, 1, 1))),
-            dynamic_shared=launch.shared_memory, stack_bytes=STACK["checked" if checked else "fast"],
+            dynamic_shared=launch.shared_memory, stack_bytes=STACK,
             checked=checked, races=checked and checks.races, uninitialised=checked and checks.uninitialised,
             banks=checked and checks.banks, cooperative=launch.cooperative, timeout_ms=int(1000 * checks.timeout),
         )  # fmt: skip

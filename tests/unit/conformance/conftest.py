@@ -32,7 +32,7 @@ class Fake:
     def refusal(self, kernel) -> str:
         return self.refuses
 
-    def compile(self, source: KernelSource) -> Any:
+    def compile(self, source: KernelSource, *, stressed: bool = False) -> Any:
         self.compiled.append(source.digest)
         return self.compiles(source) if self.compiles else source
 

@@ -13,7 +13,7 @@ from fusionreg.core.conformance.trial import LAYOUTS, arrange, describe
 from fusionreg.core.dtypes import dtype
 from fusionreg.core.errors import SpecError, UnknownNameError
 from fusionreg.core.problem import bind
-from fusionreg.core.registry.catalog import FusionEntry
+from fusionreg.core.registry.catalog import FusionEntry, load
 from fusionreg.core.spec import Case
 
 TARGET = "sm_90a"
@@ -64,6 +64,29 @@ def test_quick_compiles_few_units_and_the_family_covers_more_than_one_kernel_doe
     assert len(frozenset().union(*chosen.values())) == 7
 
 
+def test_quick_tries_each_kernel_of_a_fusion_on_every_edge_of_another_dtype():
+    catalog = load(allow=("gemm", "norm"))
+    for entry in catalog.fusions.values():
+        edged = []
+        for kernel in entry.kernels:
+            trials = derive(entry, kernel, TARGET, "quick")
+            full = {t.dtype for t in trials if t.name.endswith("-square")}
+            assert len(full) == 1, "edges in one dtype alone"
+            edged += full
+            accepted = {t.dtype for t in trials if t.name.endswith("-tails")}
+            for name in ("tails", "overflow", f"special-{next(iter(entry.inputs))}"):
+                assert {t.dtype for t in trials if t.name.endswith(name)} == accepted
+        assert len(set(edged)) == len(edged)
+
+
+def test_quick_reaches_beyond_one_pass_of_a_block():
+    """Rows that a kernel walks in several steps, while others stay few."""
+    entry = load(allow=("gemm", "norm"))["norm.layernorm"]
+    for kernel in entry.kernels:
+        trials = derive(entry, kernel, TARGET, "quick")
+        assert {(3, 520), (8, 33)} <= {(t.axes["M"], t.axes["N"]) for t in trials}
+
+
 def test_a_dtype_that_a_kernel_refuses_is_one_trial(catalog):
     entry = catalog["gemm.bias"]
     trials = derive(entry, entry.kernel("tensor_core"), TARGET)
@@ -84,8 +107,10 @@ def extended(entry: FusionEntry, *cases: Case) -> FusionEntry:
 def test_a_declared_case_runs_in_every_dtype_with_the_forms_it_needs(catalog):
     case = Case(name="mine", axes={"K": 7}, attributes={"transB": 1, "activation": "Relu"}, values={"x": "256"})
     entry = extended(catalog["gemm.bias"], case)
-    mine = [t for t in derive(entry, entry.kernel("plain"), TARGET, "quick") if t.name.endswith("-mine")]
+    mine = [t for t in derive(entry, entry.kernel("plain"), TARGET) if t.name.endswith("-mine")]
     assert {t.dtype for t in mine} == {"float16", "bfloat16", "float32"}
+    quick = [t for t in derive(entry, entry.kernel("plain"), TARGET, "quick") if t.name.endswith("-mine")]
+    assert len(quick) == 1 and quick[0] in mine, "a unit of its own for each further dtype"
     for t in mine:
         assert t.choices == {"activation": "Relu"}
         assert (t.arrays(entry)["x"].astype(float) == 256).all() and t.arrays(entry)["w"].shape == (t.axes["N"], 7)

@@ -8,6 +8,7 @@ import pytest
 from fusionreg.core.conformance import derive, mutants, run, run_mutants, run_one
 from fusionreg.core.conformance.mutants import LAUNCH_MUTANTS, edit, mutants_of
 from fusionreg.core.errors import CompileError, GraphError, SimulatorError, UnknownNameError
+from fusionreg.core.ops import default_vocabulary
 from fusionreg.core.proof.report import Status
 
 FUSION = "gemm.scale_bias"
@@ -51,11 +52,42 @@ def test_parameters_give_way_to_the_shape_unless_they_are_what_is_tried(catalog,
     assert found.status is Status.SKIPPED_UNSUPPORTED and "not valid here" in found.reason
 
 
+def test_quick_stresses_units_that_differ_in_more_than_dtype_and_choice(catalog, fake):
+    """Barriers and races are the same in every dtype; the full set stresses each unit all the same."""
+    asked = []
+
+    class Stressed(fake):
+        def stress(self, code, job, expected):
+            asked.append((job.candidate.params, job.trial.forms, job.trial.absent))
+            return ""
+
+    executor = Stressed()
+    run(catalog, ["gemm.scale"], executor=executor, cases="quick", kernels=["tensor_core"])
+    assert 1 < len(asked) == len(set(asked)) < len(set(executor.compiled))
+
+
+def test_kernels_of_a_fusion_share_references(catalog, fake, monkeypatch):
+    from fusionreg.core.conformance import reference as module
+
+    made: list[str] = []
+    real = module.reference
+    monkeypatch.setattr(module, "reference", lambda e, t, a, o: made.append(t.name) or real(e, t, a, o))
+    shared = module.References(default_vocabulary())
+    entry = catalog[FUSION]
+    first = trial(catalog, "float16-K15")
+    for params in ({"BM": 64}, {"BM": 128}):
+        again = first.with_(first.name, params=params)
+        assert shared.of(entry, again, again.arrays(entry)).exact["y"].shape == (32, 64)
+    assert made == ["float16-K15"]
+    other = first.with_("float16-K15", axes={"M": 3})
+    assert shared.of(entry, other, other.arrays(entry)).exact["y"].shape == (3, 64) and len(made) == 2
+
+
 def test_a_pattern_that_contradicts_its_tensors_fails_alone(catalog, fake, monkeypatch):
     def fails(*args):
         raise GraphError("shape inference failed", "Add", "extents [32, 48] meet", "equal extents")
 
-    monkeypatch.setattr("fusionreg.core.conformance.execute.reference", fails)
+    monkeypatch.setattr("fusionreg.core.conformance.reference.reference", fails)
     found = judge(catalog, fake)
     assert found.status is Status.RUNTIME_ERROR and "extents [32, 48] meet" in found.reason
 

@@ -2,6 +2,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "fiber.h"
 
 #if defined(__x86_64__)
@@ -88,36 +90,52 @@ void prepare(Fiber& f, void (*entry)()) {
 }
 
 namespace {
-struct Pool { char* base = nullptr; u64 bytes = 0, stride = 0; bool busy = false; };
+// Making a stack costs two system calls, and first touching it a page fault: later launches reuse what is there.
+// A guard splits a mapping, of which a process may have 65,530: a larger pool has fewer guards than stacks.
+constexpr u64 kGuards = 1 << 14;
+constexpr u64 kKept = 1 << 14;   // idle stacks, of each of which some 8 KB were touched
+struct Pool { char* base = nullptr; u64 count = 0, stride = 0; bool busy = false; };
 std::mutex pools_mutex;
 std::vector<Pool>& pools() { static auto* all = new std::vector<Pool>; return *all; }   // never freed: reused by later launches
+
+template <class Keep> void drop_idle(Keep keep) {
+  auto& all = pools();
+  for (size_t i = all.size(); i-- > 0;) {
+    if (all[i].busy || keep(all[i])) continue;
+    munmap(all[i].base, all[i].count * all[i].stride);
+    all.erase(all.begin() + long(i));
+  }
+}
 }  // namespace
 
 char* take_stacks(u64 count, u64 stride) {
-  const u64 bytes = count * stride;
   const u64 page = static_cast<u64>(sysconf(_SC_PAGESIZE));
   std::lock_guard<std::mutex> lock(pools_mutex);
+  Pool* best = nullptr;
   for (auto& p : pools())
-    if (!p.busy && p.bytes == bytes && p.stride == stride) { p.busy = true; return p.base; }   // guard pages where ours must be
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!p.busy && p.stride == stride && p.count >= count && (!best || p.count < best->count)) best = &p;
+  if (best) { best->busy = true; return best->base; }
+  drop_idle([&](const Pool& p) { return p.stride != stride; });   // too small, and what is made now serves in their place
+  u64 made = 256;
+  while (made < count && made < kKept) made *= 2;
+  made = std::max(made, count);
+  void* base = mmap(nullptr, made * stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return nullptr;
   auto* c = static_cast<char*>(base);
-  for (u64 i = 0; i < count; ++i) mprotect(c + i * stride, page, PROT_NONE);   // an overflow faults instead of corrupting a neighbour
-  pools().push_back({c, bytes, stride, true});
+  const u64 apart = (made + kGuards - 1) / kGuards;
+  for (u64 i = 0; i < made; i += apart) mprotect(c + i * stride, page, PROT_NONE);   // an overflow faults instead of corrupting a neighbour
+  pools().push_back({c, made, stride, true});
   return c;
 }
 
 void give_stacks(char* base) {
   std::lock_guard<std::mutex> lock(pools_mutex);
-  auto& all = pools();
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (all[i].base != base) continue;
-    all[i].busy = false;
-    u64 idle = 0;
-    for (auto& p : all) idle += p.busy ? 0 : p.bytes;
-    if (idle > (u64(1) << 30) && all[i].bytes > (u64(64) << 20)) { munmap(all[i].base, all[i].bytes); all.erase(all.begin() + long(i)); }
-    return;
+  u64 idle = 0;
+  for (auto& p : pools()) {
+    if (p.base == base) p.busy = false;
+    idle += p.busy ? 0 : p.count;
   }
+  if (idle > kKept) drop_idle([&](const Pool& p) { return p.base == base && p.count <= kKept; });
 }
 
 }  // namespace fr_sim

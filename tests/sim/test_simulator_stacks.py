@@ -1,0 +1,49 @@
+"""Stacks of simulated threads: kept between launches, and bounded in number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+GRID = """
+#include <cooperative_groups.h>
+extern "C" __global__ void k(const int* x, int* part, int* y) {
+  part[blockIdx.x * blockDim.x + threadIdx.x] = x[0] + threadIdx.x;
+  cooperative_groups::this_grid().sync();
+  if (threadIdx.x == 0) {
+    int sum = 0;
+    for (unsigned t = 0; t < blockDim.x; ++t) sum += part[(gridDim.x - 1 - blockIdx.x) * blockDim.x + t];
+    y[blockIdx.x] = sum;
+  }
+}
+"""
+
+#: A process may have 65,530 mappings; loading a library takes some.
+MAPPINGS = 50_000
+
+
+def mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_launches_of_other_sizes_use_the_stacks_that_are_there(build, geometry):
+    """Each new size made its own ones: thousands of system calls a launch, until the process had no mappings left."""
+    kernel = build(GRID)
+    seen = []
+    for blocks in (130, 7, 129, 64, 128, 100, 33):
+        x, part, y = np.array([5], np.int32), np.zeros(blocks * 96, np.int32), np.zeros(blocks, np.int32)
+        kernel.launch([x, part, y], geometry(grid=(blocks, 1, 1), block=(96, 1, 1), cooperative=True))
+        assert (y == 96 * 5 + sum(range(96))).all()
+        seen.append(mappings())
+    assert max(seen) - seen[0] < 4 * 130, "one loaded copy of the unit a block, and no more stacks"
+
+
+def test_very_many_threads_leave_room_for_other_mappings(build, geometry):
+    blocks, threads = 40, 1024
+    x, part, y = np.array([1], np.int32), np.zeros(blocks * threads, np.int32), np.zeros(blocks, np.int32)
+    kernel = build(GRID)
+    for _ in range(2):
+        kernel.launch([x, part, y], geometry(grid=(blocks, 1, 1), block=(threads, 1, 1), cooperative=True))
+        assert (y == threads + threads * (threads - 1) // 2).all()
+        assert mappings() < MAPPINGS
