@@ -8,13 +8,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fusionreg.core.bench import Subject, measure  # noqa: E402
+from fusionreg.core.bench.counting import elements  # noqa: E402
 from fusionreg.core.bench.tuned import TunedParameters  # noqa: E402
 from fusionreg.core.bench.tuning import tune  # noqa: E402
 from fusionreg.core.cache import Cache  # noqa: E402
+from fusionreg.core.errors import FusionregError  # noqa: E402
 from fusionreg.core.ops import default_vocabulary  # noqa: E402
+from fusionreg.core.registry.catalog import load  # noqa: E402
 from fusionreg.core.runtime import Runtime  # noqa: E402
 from fusionreg.core.spec import Workload  # noqa: E402
 from fusionreg.integrations.torch.bench import TorchBench  # noqa: E402
+from fusionreg.integrations.torch.counting import Job, executed  # noqa: E402
 from fusionreg.integrations.torch.timing import Timer, fastest  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -38,6 +42,11 @@ def test_a_run_and_its_resumption(tmp_path) -> None:
     assert found.ok and found.measured == 2
     run = found.results.runs[0]
     assert 1e11 < run.ceilings.copy_rate < 2e13 and run.ceilings.matmul["bfloat16"] > run.ceilings.matmul["float32"]
+    ceilings = run.ceilings
+    assert set(ceilings.mixes) == {"3:1", "2:1", "1:2"}
+    assert all(0.7 < rate / ceilings.copy_rate < 1.3 for rate in ceilings.mixes.values())
+    per_cycle = ceilings.issue_rate / (bench.multiprocessors * 4)
+    assert 0.8e9 < per_cycle < 2.6e9  # a warp instruction a cycle and scheduler, at the clock of such a chip
     for row in found.rows:
         assert {c.name for c in row.columns} == {"plain", "eager", "compile"}
         assert all(c.time and c.error is not None and not c.reason for c in row.columns), row.columns
@@ -47,6 +56,19 @@ def test_a_run_and_its_resumption(tmp_path) -> None:
     assert large.ms("eager") > large.ms("compile") * 0.9
     again = measure(subjects, bench, tmp_path / "results")
     assert (again.measured, again.kept) == (0, 2)
+
+
+def test_instructions_as_the_device_counts_them() -> None:
+    """A row of 4096 in registers takes some ten instructions an element; the profiler counts the launch that counts."""
+    catalog = load()
+    bench = TorchBench(catalog)
+    entry = catalog["norm.rmsnorm"]
+    subject = Subject.of(entry, entry.spec.workloads[0], bench.target, catalog.ops, None, bench.multiprocessors)
+    try:
+        (count,) = executed([Job.of(subject)])
+    except FusionregError as e:
+        pytest.skip(f"no profiler may count here: {e}")
+    assert 3 < 32 * count / elements(subject) < 60
 
 
 def test_a_wrong_kernel_is_never_timed(tmp_path) -> None:

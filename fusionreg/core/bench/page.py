@@ -18,9 +18,9 @@ from .results import Column, Result, Results, Run
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5d6772; --page: #fff; --line: #d9dee3; --ours: #1a7f4b;
-  --peer: #7d8ea1; --anchor: #c2ccd6; --floor: #c2410c; --goal: #7c3aed; }
+  --peer: #7d8ea1; --anchor: #c2ccd6; --floor: #c2410c; --goal: #7c3aed; --issue: #0e7490; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #9aa5b1; --page: #14181d; --line: #2c343d;
-  --ours: #3fb977; --peer: #6b7c8f; --anchor: #45525f; --floor: #fb923c; --goal: #a78bfa; } }
+  --ours: #3fb977; --peer: #6b7c8f; --anchor: #45525f; --floor: #fb923c; --goal: #a78bfa; --issue: #22d3ee; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem auto;
   max-width: 62rem; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem } h2 { font-size: 1.2rem; margin-top: 2.5rem }
@@ -36,7 +36,7 @@ section.workload h3 small { font-weight: 400; color: var(--soft) }
 .ours .bar, .bar.ours { background: var(--ours) } .bar.anchor { background: var(--anchor) }
 .bar.cut { clip-path: polygon(0 0, 100% 0, calc(100% - .5rem) 50%, 100% 100%, 0 100%) }
 .mark { position: absolute; top: -2px; bottom: -2px; width: 2px } .mark.floor { background: var(--floor) }
-.mark.goal { background: var(--goal) }
+.mark.goal { background: var(--goal) } .mark.issue { background: var(--issue) }
 .key span { margin-right: 1.2rem; white-space: nowrap } .key i { display: inline-block; width: .8rem; height: .8rem;
   margin-right: .35rem; vertical-align: -1px; border-radius: 2px }
 pre { background: color-mix(in srgb, var(--line) 40%, transparent); padding: .6rem; overflow-x: auto; font-size: .8rem }
@@ -92,6 +92,7 @@ def _key() -> str:
     marks = (
         ("ours", "our kernel that dispatch picks"), ("peer", "competitor, or another kernel of ours"),
         ("anchor", "library kernel for part of the work"), ("floor", "floor"), ("goal", "goal"),
+        ("issue", "least time to issue the kernel's instructions, where that is more than the floor"),
     )  # fmt: skip
     spans = "".join(f'<span><i style="background: var(--{name})"></i>{text}</span>' for name, text in marks)
     return f'<p class="key">{spans}</p>'
@@ -100,18 +101,19 @@ def _key() -> str:
 def _workload(row: Result, run: Run) -> str:
     timed = [c for c in row.columns if c.time]
     shown = [c.time.median for c in timed if c.time and (c.name == row.chosen or not c.ours)]  # slow siblings are cut
-    longest = max([*shown, row.floor_ms, row.goal_ms or 0.0]) or 1.0
+    longest = max([*shown, row.floor_ms, row.goal_ms or 0.0, row.issue_ms or 0.0]) or 1.0
     facts = [row.row, "CUDA graph" if row.mode == "g" else "", f"floor {number(row.floor_ms)} ms ({row.bound})"]
     facts += [f"{row.of_floor:.0%} of the floor's rate" if row.of_floor else ""]
     facts += [f"{number(row.to_best)} × the best competitor" if row.to_best else ""]
     facts += [f"{number(row.to_goal)} × the goal" if row.to_goal else ""]
-    facts += [_moved(row, run)]
+    facts += [_moved(row, run), _issued(row)]
     small = " · ".join(escape(f) for f in facts if f)
     parts = [f'<section class="workload"><h3>{escape(row.workload)} <small>{small}</small></h3>']
     if row.reason:
         parts.append(f'<p class="why">{escape(row.status)}: {escape(row.reason)}</p>')
     if timed:
         marks = _mark("floor", row.floor_ms, longest) + _mark("goal", row.goal_ms, longest)
+        marks += _mark("issue", row.issue_ms if row.issue_binds else None, longest)
         parts.append(f'<div class="bars">{"".join(_bar(c, row, longest, marks) for c in timed)}</div>')
     missing = [c for c in row.columns if c.reason and not row.reason]
     if missing:
@@ -129,6 +131,15 @@ def _moved(row: Result, run: Run) -> str:
         return ""
     ceiling = run.ceilings.rate(row.read, row.written)
     return f"{moved / row.ours_ms / 1e9:.2f} of {ceiling / 1e12:.2f} TB/s ({row.written / moved:.0%} written)"
+
+
+def _issued(row: Result) -> str:
+    """Instructions for each element, and the time that they take at least."""
+    if not row.per_element:
+        return ""
+    most = "at most " if row.counted_by == "code" else ""
+    time = f", {number(row.issue_ms)} ms to issue" if row.issue_ms else ""
+    return f"{most}{number(row.per_element)} instructions an element{time}{' (binds)' if row.issue_binds else ''}"
 
 
 def _bar(c: Column, row: Result, longest: float, marks: str) -> str:

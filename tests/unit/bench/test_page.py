@@ -85,6 +85,27 @@ def test_nothing_measured_is_a_page_too() -> None:
     assert "0 workloads" in read(page(Results(gpu="x"))).text
 
 
+def test_instructions_where_they_were_counted(found) -> None:
+    pytest.importorskip("matplotlib")
+    row = found.rows[0].model_copy(
+        update={"elements": 8192 * 8192, "instructions": 8192 * 8192, "counted_by": "code", "issue_ms": 1.9}
+    )
+    counted = found.model_copy(update={"rows": (row,)})
+    text = page(counted)
+    assert "at most 32 instructions an element, 1.9 ms to issue (binds)" in read(text).text
+    assert 'class="mark issue"' in text and 'class="mark issue"' not in page(found)
+    assert listing.line(row, ())[-2:] == ("32", "1.9*")
+    (said,) = listing.remarks((row,))
+    assert said == (
+        "gemm.scale_bias 8192x8192x8192-bf16: 32 instructions an element take 1.9 ms to issue, more than the floor of "
+        "1.38 ms"
+    )
+    hidden = row.model_copy(update={"issue_ms": 1.0, "counted_by": "ncu"})
+    text = page(found.model_copy(update={"rows": (hidden,)}))
+    assert "32 instructions an element, 1 ms to issue" in text and 'class="mark issue"' not in text
+    assert "at most" not in text
+
+
 def test_without_matplotlib_the_extra_is_named(found, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingDependencyError, match=r"fusionreg\[bench\]"):
