@@ -131,7 +131,7 @@ def read(path: Path) -> Shipped | None:
 
 def write(path: Path, target: str, rows: Iterable[ShippedRow], catalog: Catalog) -> Shipped:
     """Adds rows to a file in place of those of the same kernel and class; stale ones go, the rest stays."""
-    known = {k.key: k for e in catalog.fusions.values() for k in e.kernels}
+    known = {k.key: k for e in catalog.entries() for k in e.kernels}
     before = read(path)
     kept = [
         r for r in (before.rows if before else ())
@@ -185,7 +185,7 @@ class ShippedParameters:
 
 def stale(catalog: Catalog) -> tuple[int, list[str]]:
     """(rows that hold, what is wrong with each other one) over all files of all plugins."""
-    kernels = {k.key: k for e in catalog.fusions.values() for k in e.kernels}
+    kernels = {k.key: k for e in catalog.entries() for k in e.kernels}
     good, wrong = 0, []
     for root in sorted({k.root for k in kernels.values()}):
         for path in sorted((root / FOLDER).glob("*.json")):
