@@ -32,6 +32,15 @@ GROUP_TOLERANCE = Tolerance(
 #: Bytes of a group, and whether 16-byte accesses reach all of it.
 BYTES = "C // groups * S * bits(T) // 8"
 WHOLE = "C // groups * S * bits(T) % 128 == 0 and aligned(x, 16) and aligned(y, 16)"
+#: Blocks that share a group in kernel ``stream``: no more than have something to do.
+TEAM = f"max(1, min(multiprocessors // TEAMS, ceildiv({BYTES}, THREADS * 16)))"
+#: Blocks of eight elements have numbers of 32 bits.
+FEW = "N * C * S < 34359738368"
+#: Whether the channels of a pixel lie side by side, and 16-byte accesses reach them.
+LAST = (
+    "(C == 1 or stride({0}, 1) == 1) and stride({0}, 2) * bits(T) % 128 == 0 "
+    "and (N == 1 or stride({0}, 0) * bits(T) % 128 == 0)"
+)
 
 
 def group_cases(values: Mapping[str, str], dropout: bool) -> tuple[Case, ...]:
@@ -70,6 +79,8 @@ def group_cases(values: Mapping[str, str], dropout: bool) -> tuple[Case, ...]:
 
 def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
     flags = {"DROPOUT": "1" if dropout else "0"}
+    packed = {**flags, "PACKED": "1 if bits(T) == 16 else 0"}
+    last = {**flags, "PACKED": "1"}
     return (
         KernelSpec(
             name="plain",
@@ -82,17 +93,43 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
                 "VEC == 1 or VEC * bits(T) == 128 and S % VEC == 0 and contiguous(x) and contiguous(y) "
                 "and aligned(x, 16) and aligned(y, 16)",
             ),
-            constants=flags,
+            constants={**flags, "PACKED": "0"},
             grid="N * groups",
             block="THREADS",
             estimate="6e-6 + 4 * N * C * S * bits(T) / 8 / (2e12 if VEC > 1 else 4e11)",
         ),
-        _chip("block", "1", flags, params={"THREADS": (256, 512, 1024)}),
+        _chip("block", "1", packed, params={"WHOLE": (1, 0), "THREADS": (256, 512, 1024)}),
         _chip(
             "cluster",
             "SPREAD",
-            flags,
-            params={"SPREAD": (2, 4, 8), "THREADS": (256, 512, 1024)},
+            packed,
+            params={"WHOLE": (1, 0), "SPREAD": (2, 4, 8), "THREADS": (256, 512, 1024)},
+            cluster="SPREAD",
+            targets="sm_90+",
+        ),
+        KernelSpec(
+            name="stream",
+            pending=PENDING,
+            template="group_forward_stream.cu.j2",
+            summary="some groups at a time in the shared memory of all blocks, read once; the next ones on their way",
+            requires=(WHOLE, FEW, "C // groups * S < 2147483648"),
+            params={"WHOLE": (1, 0), "TEAMS": (1, 2, 3, 4, 6, 8, 12, 16), "THREADS": (512, 1024, 256)},
+            valid=("WHOLE == 0 or S * bits(T) % 128 == 0", "TEAMS <= multiprocessors"),
+            constants=packed,
+            grid=f"TEAMS * {TEAM}",
+            block="THREADS",
+            shared_memory=f"2 * ceildiv({BYTES}, {TEAM} * 16) * 16",
+            workspace=f"2 * TEAMS * {TEAM} * 12",
+            cooperative=True,
+            min_blocks=1,
+            estimate=f"4e-6 + ceildiv(N * groups, TEAMS) * (1e-6 + 2 * TEAMS * {BYTES} / 4e12)",
+        ),
+        _last("last_block", "1", last, params={"SLICE": (1, 2, 4, 8), "THREADS": (256, 320, 384, 512, 640)}),
+        _last(
+            "last_cluster",
+            "SPREAD",
+            last,
+            params={"SLICE": (1, 2, 4, 8), "SPREAD": (2, 4, 8), "THREADS": (256, 320, 384, 512, 640)},
             cluster="SPREAD",
             targets="sm_90+",
         ),
@@ -102,18 +139,39 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
 def _chip(name: str, blocks: str, flags: Mapping[str, str], **fields: Any) -> KernelSpec:
     """A group in the shared memory of so many blocks."""
     many = "a cluster of blocks" if "cluster" in fields else "one block"
-    held = f"align(ceildiv({BYTES}, {blocks} * 16) * 16, 16)"
     return KernelSpec(
         name=name,
         pending=PENDING,
         template="group_forward_chip.cu.j2",
         summary=f"a group in the shared memory of {many}, read once",
-        requires=(WHOLE,),
+        requires=(WHOLE, FEW),
+        valid=("WHOLE == 0 or S * bits(T) % 128 == 0",),
         constants={**flags, "BLOCKS": blocks},
         grid=f"N * groups * {blocks}",
         block="THREADS",
-        shared_memory=held,
+        shared_memory=f"ceildiv({BYTES}, {blocks} * 16) * 16",
         estimate="4e-6 + 2 * N * C * S * bits(T) / 8 / 3e12",
+        **fields,
+    )
+
+
+def _last(name: str, blocks: str, flags: Mapping[str, str], **fields: Any) -> KernelSpec:
+    """A slice of groups, channels last, in the shared memory of so many blocks."""
+    many = "a cluster of blocks" if "cluster" in fields else "one block"
+    width = "C // groups * SLICE"
+    return KernelSpec(
+        name=name,
+        pending=PENDING,
+        template="group_forward_last.cu.j2",
+        summary=f"channels last: some groups in the shared memory of {many}, read once",
+        strides=("x", "y"),
+        requires=(LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW),
+        valid=(f"groups % SLICE == 0 and {width} * bits(T) % 128 == 0 and {width} * bits(T) <= THREADS * 128",),
+        constants={**flags, "BLOCKS": blocks},
+        grid=f"N * groups // SLICE * {blocks}",
+        block="THREADS",
+        shared_memory=f"ceildiv(S, 8 * {blocks}) * {width} * bits(T) + THREADS * max(1024 // bits(T), 0)",
+        estimate="5e-6 + 2 * N * C * S * bits(T) / 8 / 3e12",
         **fields,
     )
 

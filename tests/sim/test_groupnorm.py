@@ -1,0 +1,180 @@
+"""GroupNorm with Swish and dropout on inputs that went wrong somewhere in public, for every kernel and memory order.
+
+Calls go through the runtime, in the simulator, on NumPy arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fusionreg.core.conformance import run, run_mutants
+from fusionreg.core.conformance.mutants import edit
+from fusionreg.core.errors import FusionregError
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.ops import default_vocabulary, numpy_backend
+from fusionreg.core.registry import catalog as registry
+from fusionreg.core.runtime import Runtime
+
+F16, F32 = np.dtype("float16"), np.dtype("float32")
+CATALOG = registry.load(allow=("norm",))
+SWISH, DROPPED = "norm.groupnorm_swish", "norm.groupnorm_swish_dropout"
+OPS, NUMPY = default_vocabulary(), numpy_backend()
+LAST = ("last_block", "last_cluster")
+EACH = pytest.mark.parametrize("kernel", ["plain", "block", "cluster", "stream", *LAST])
+
+
+@pytest.fixture(scope="module")
+def call(sim_cache):
+    """``call(fusion, kernel, x, scale, bias, …)``: that kernel or none."""
+
+    def one(fusion, kernel, x, *rest, last=None, **keywords):
+        entry = CATALOG[fusion]
+        kernels = tuple(k for k in entry.kernels if kernel in ("", k.spec.name))
+        catalog = replace(CATALOG, fusions=FrozenDict({fusion: replace(entry, kernels=kernels)}))
+        runtime = Runtime(catalog, device="sim", cache=sim_cache)
+        y = None
+        if kernel in LAST if last is None else last:
+            x, y = channels_last(x), channels_last(np.full(x.shape, np.nan).astype(x.dtype))
+        found = runtime.call(fusion, x, *rest, out=y, **keywords)
+        if kernel:
+            assert not x.size or list(runtime.kernels_used) == [f"{fusion}/{kernel}"]
+        return found
+
+    return one
+
+
+def channels_last(x):
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
+
+
+def ones(channels, kind=F32):
+    return np.ones(channels, kind), np.zeros(channels, kind)
+
+
+def wanted(x, scale, bias, groups, eps=1e-5):
+    """torch, in float64."""
+    x, scale, bias = (torch.tensor(np.asarray(a, np.float64)) for a in (x, scale, bias))
+    return torch.nn.functional.silu(torch.nn.functional.group_norm(x, groups, scale, bias, eps)).numpy()
+
+
+def rng(seed=11, offset=2):
+    return np.array([seed, offset])
+
+
+def kept(shape, p, seed=11, offset=2):
+    return OPS["fusionreg::Dropout"].meaning(NUMPY, np.ones(shape), rng(seed, offset), p=p) > 0
+
+
+@pytest.mark.parametrize("fusion", [SWISH, DROPPED, "norm.swish_dropout"])
+def test_conforms(fusion, sim_cache):
+    report = run(CATALOG, [fusion], device="sim", cases="quick", cache=sim_cache)
+    assert report.ok, "\n".join(map(str, report.failures))
+
+
+@EACH
+@pytest.mark.parametrize("shape", [(2, 16, 8), (2, 16, 4, 6), (1, 8, 2, 2, 8)], ids=str)
+def test_any_number_of_spatial_axes(call, kernel, shape):
+    r = np.random.default_rng(0)
+    x, (scale, bias) = r.standard_normal(shape).astype(F32), r.standard_normal((2, shape[1])).astype(F32)
+    y = call(SWISH, kernel, x, scale, bias, groups=2)
+    assert y.shape == shape
+    np.testing.assert_allclose(y, wanted(x, scale, bias, 2), atol=2e-6)
+
+
+@EACH
+@pytest.mark.parametrize(("at", "step"), [(2e4, 0.25), (1e4, 1.0)])
+def test_variance_does_not_cancel(call, kernel, at, step):
+    x = np.tile(at + step * np.arange(4), 16).reshape(1, 8, 8).astype(F32)
+    y = call(SWISH, kernel, x, *ones(8), groups=2, epsilon=0.0)
+    np.testing.assert_allclose(y, wanted(x, *ones(8), 2, 0.0), rtol=1e-5)
+
+
+@EACH
+def test_squares_that_overflow(call, kernel):
+    """One group does; its neighbours must not be scaled down with it."""
+    x = np.random.default_rng(1).standard_normal((2, 16, 16)).astype(F32)
+    x[1, 4:8] = np.where(x[1, 4:8] > 0, F32.type(1e30), F32.type(-1e30))
+    x[0, 0:4] *= F32.type(1e-4)
+    y = call(SWISH, kernel, x, *ones(16), groups=4)
+    np.testing.assert_allclose(y, wanted(x, *ones(16), 4), rtol=2e-5, atol=1e-6)
+
+
+@EACH
+def test_a_nan_spoils_its_group_alone(call, kernel):
+    x = np.random.default_rng(2).standard_normal((2, 16, 8)).astype(F32)
+    x[1, 9, 5] = np.nan
+    y = call(SWISH, kernel, x, *ones(16), groups=2)
+    assert np.isnan(y[1, 8:]).all() and np.isfinite(y[0]).all() and np.isfinite(y[1, :8]).all()
+
+
+@EACH
+@pytest.mark.parametrize("shape", [(3, 16, 8, 6), (2, 24, 40)], ids=str)
+def test_one_mask_for_every_kernel_and_memory_order(call, kernel, shape):
+    """Element i of the shape, row-major, is dropped or not; channels last changes nothing."""
+    x, p = np.random.default_rng(3).standard_normal(shape).astype(F16), 0.3
+    channels = shape[1]
+    bias = np.full(channels, 3.0, F16)  # Swish is never 0
+    y = call(DROPPED, kernel, x, rng(), np.ones(channels, F16), bias, groups=4, p=p)
+    mask = kept(shape, p)
+    np.testing.assert_array_equal(y != 0, mask)
+    want = wanted(x, np.ones(channels), bias, 4) * 65536 / (65536 - round(p * 65536))
+    np.testing.assert_allclose(y[mask].astype(np.float64), want[mask], rtol=2e-3, atol=2e-3)
+
+
+@EACH
+def test_dropout_of_nothing_and_of_everything(call, kernel):
+    x, (one, zero) = np.random.default_rng(4).standard_normal((2, 16, 8)).astype(F16), ones(16, F16)
+    x[0, 0, 0] = np.nan
+    assert not call(DROPPED, kernel, x, rng(), one, zero, groups=2, p=1.0).any()
+    x[0, 0, 0] = 0.0
+    y = call(DROPPED, kernel, x, rng(), one, zero, groups=2, p=0.0).astype(np.float64)
+    np.testing.assert_allclose(y, wanted(x, one, zero, 2), rtol=1e-3, atol=1e-3)
+
+
+def test_scale_is_by_channel_whatever_the_groups(call):
+    """opset 18 had one scale a group; with as many groups as channels the two are told apart by nothing but length."""
+    x, scale = np.random.default_rng(5).standard_normal((1, 4, 8)).astype(F32), np.array([1, 2, 10, 20], F32)
+    y = call(SWISH, "", x, scale, np.zeros(4, F32), groups=2)
+    np.testing.assert_allclose(y, wanted(x, scale, np.zeros(4), 2), atol=1e-5)
+    with pytest.raises(FusionregError, match="scale"):
+        call(SWISH, "", x, scale[:2], np.zeros(4, F32), groups=2)
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"groups": 3}, {"groups": 0}, {"groups": -2}, {"groups": 16}, {"p": 1.5}, {"p": -0.1}]
+)
+def test_what_is_no_problem_is_refused(call, keywords):
+    x = np.ones((1, 8, 8), F32)
+    with pytest.raises(FusionregError):
+        call(DROPPED, "", x, rng(), *ones(8), **{"groups": 2, "p": 0.5, **keywords})
+
+
+@pytest.mark.parametrize("eps", [0.0, -1.0, -1e-3])
+def test_an_epsilon_that_is_not_positive_is_the_unfused_result(call, eps):
+    x = np.random.default_rng(6).standard_normal((2, 8, 8)).astype(F32)
+    x[0, :4] = 1.0  # no variance
+    norm = OPS["GroupNormalization"].meaning(NUMPY, x, *ones(8), num_groups=2, epsilon=eps, stash_type="float32")
+    want = norm / (1 + np.exp(-norm))
+    for kernel in ("plain", "block", "cluster"):
+        np.testing.assert_allclose(call(SWISH, kernel, x, *ones(8), groups=2, epsilon=eps), want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 8), (2, 8, 0), (2, 8, 4, 0)], ids=str)
+def test_nothing_to_do(call, shape):
+    assert call(SWISH, "", np.ones(shape, F32), *ones(8), groups=2).shape == shape
+
+
+NO_WAIT = edit("blocks_do_not_wait", "fr::cluster_sync();", "")
+EARLY = edit("blocks_may_not_run_yet", "fr::cluster_wait();  // all", "// all")
+OWN_PART = edit("own_moments_alone", "m = m.with(parts[b]);", "m = m.with(parts[0]);")
+
+
+@pytest.mark.parametrize(("kernel", "extra"), [("cluster", [NO_WAIT, OWN_PART]), ("last_cluster", [NO_WAIT])])
+def test_a_missing_cluster_barrier_is_found(kernel, extra, sim_cache):
+    verdicts = run_mutants(CATALOG, [SWISH], kernels=[kernel], device="sim", extra=extra, cache=sim_cache)
+    assert not [str(v) for v in verdicts if v.survived]
+    assert {m.name for m in extra} <= {v.mutant for v in verdicts if v.applies}
