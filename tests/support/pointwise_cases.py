@@ -156,3 +156,15 @@ def kept_casts() -> Iterator[Case]:
             middle += [m + (m >> h) for m in middle for h in (3, 8, 9, 11, 12)]
             values = np.concatenate([values, np.array([m + d for m in middle for d in (-1, 0, 1)], values.dtype)])
         yield Case(f"kept-{source}-{to}", graph, {"x0": np.unique(values)}, "kept")
+
+
+def constant_divisors() -> Iterator[Case]:
+    """Division by constants: ordinary ones, powers of two, and those whose inverse is no normal number."""
+    for own in ("float32", "float64", "float16"):
+        for c in (3.0, -3.0, 0.1, -7.3, 2.0, -0.25, 0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 2e38, 1.1e-38, 1.5):
+            net = Net("Div")
+            graph = net.build([net.op("Div", net.input("x0", own, ("N",)), net.const(c, own))])
+            rng = np.random.default_rng(3)
+            ordinary = rng.normal(size=4096) * np.exp2(rng.integers(-9, 9, 4096))
+            arrays = {"x0": np.concatenate([special(own), ordinary.astype(dtype(own).numpy)])}
+            yield Case(f"Div-{own}-by-{c}", graph, arrays, "divided")

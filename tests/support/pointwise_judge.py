@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from pointwise_cases import cast_cases, kept_casts, operator_cases, pow_cases, whole_powers
+from pointwise_cases import cast_cases, constant_divisors, kept_casts, operator_cases, pow_cases, whole_powers
 from pointwise_random import random_cases
 from pointwise_units import Case, rounded_once
 
@@ -140,12 +140,24 @@ def random_graph(case: Case, *results: np.ndarray) -> None:
         assert not wrong.any(), (name, np.flatnonzero(wrong)[:3], got[wrong][:3], wanted[0][wrong][:3])
 
 
+def divided(case: Case, got: np.ndarray) -> None:
+    """Correctly rounded, as IEEE division is; a subnormal quotient of normal numbers within a step."""
+    step = case.evaluated("step")[0]
+    with np.errstate(invalid="ignore"):
+        subnormal = np.abs(wide(step)) < float(np.finfo(np.float32).tiny)
+        near = np.abs(wide(got) - wide(step)) <= 2.0**-149
+    same = (wide(got) == wide(step)) | (np.isnan(got) & np.isnan(step))
+    assert (same | (subnormal & near)).all()
+    np.testing.assert_array_equal(np.signbit(got[same & ~np.isnan(got)]), np.signbit(step[same & ~np.isnan(got)]))
+
+
 JUDGES = {
     "operator": operator,
     "cast": cast,
     "kept": kept_cast,
     "power": power,
     "whole": whole_power,
+    "divided": divided,
     "random": random_graph,
 }
 
@@ -156,5 +168,5 @@ def judge(case: Case, results: list[np.ndarray]) -> None:
 
 
 def all_cases() -> list[Case]:
-    makers = (operator_cases, cast_cases, kept_casts, pow_cases, whole_powers, random_cases)
+    makers = (operator_cases, cast_cases, kept_casts, pow_cases, whole_powers, constant_divisors, random_cases)
     return [case for make in makers for case in make()]

@@ -22,7 +22,7 @@ def softplus_of(xp: Any, x: Any) -> Any:
 
 
 #: Steps that name ``s``, the sigmoid of ``z``: exp is only taken of non-positive numbers.
-SIGMOID_OF_Z = "e = expf(-fabsf(z)); s = (z < 0.0f ? e : 1.0f) / (1.0f + e);"
+SIGMOID_OF_Z = "e = expf(-fabsf(z)); r = fr::inverse_of_1_to_2(1.0f + e); s = z < 0.0f ? e * r : r;"
 _SOFTPLUS = "(x > 0.0f ? x : 0.0f) + log1pf(expf(-fabsf(x)))"
 
 
@@ -76,7 +76,7 @@ def selu(xp: Any, x: Any, *, alpha: float, gamma: float) -> Any:
     return gamma * xp.ns.where(x > 0, x, alpha * xp.ns.expm1(x))
 
 
-@_point("Celu", cuda="x < 0.0f ? alpha * expm1f(x / alpha) : x", alpha=1.0)
+@_point("Celu", cuda="x < 0.0f ? alpha * expm1f(fr::over_constant(x, alpha)) : x", alpha=1.0)
 def celu(xp: Any, x: Any, *, alpha: float) -> Any:
     return xp.ns.where(x < 0, alpha * xp.ns.expm1(x / alpha), x)
 
@@ -93,7 +93,7 @@ def hard_sigmoid(xp: Any, x: Any, *, alpha: float, beta: float) -> Any:
     return _unit(xp, alpha * x + beta)
 
 
-@_point("HardSwish", cuda="v = (x + 3.0f) / 6.0f; x * (v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v)")
+@_point("HardSwish", cuda="v = fr::over_constant(x + 3.0f, 6.0f); x * (v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v)")
 def hard_swish(xp: Any, x: Any) -> Any:
     return x * _unit(xp, (x + 3.0) / 6.0)
 

@@ -14,12 +14,13 @@ before it, and each names a value that the rest may read. What else a text may r
 * attributes that are numbers. Of one that holds text, ``NAME_word`` tells whether it is ``word``; a word that no text
   mentions and that is not the default is refused.
 * ``HAS_name``: whether the optional input ``name`` is there; if not, ``name`` stands for 0.
+* ``CONSTANT_name``: whether the input ``name`` is a constant of the graph.
 * ``T``, the operands' type, and ``U``, the unsigned one that integers compute in, so that they wrap: of 32 bits, or 64
   where ``T`` has 64.
 
 A text for floats is written in ``float``. In float64 its literals lose their ``f`` and its functions too (``expf``
-becomes ``exp``), so constants are written with 17 digits. The functions are C's (:data:`FUNCTIONS`); one that calls
-others (``fr::``, intrinsics) serves no float64.
+becomes ``exp``), so constants are written with 17 digits. The functions are C's (:data:`FUNCTIONS`) and those of
+:data:`SHARED`; a text that calls others (``fr::``, intrinsics) serves no float64.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ from ..spec import REQUIRED, OpSpec
 #: The functions of C that a text may call, in float.
 FUNCTIONS = frozenset(
     """acosf acoshf asinf asinhf atanf atan2f atanhf cbrtf ceilf copysignf cosf coshf erff erfcf expf exp2f expm1f fabsf
-    floorf fmaf fmodf hypotf logf log10f log1pf log2f powf rintf sinf sinhf sqrtf tanf tanhf truncf""".split()  # noqa: SIM905  as a list literal it is a screenful
+    floorf fmaf fmodf hypotf logf log10f log1pf log2f powf rintf rsqrtf sinf sinhf sqrtf tanf tanhf truncf""".split()  # noqa: SIM905  as a list literal it is a screenful
 )
+
+#: Functions of ``templates/pointwise.cuh.j2``, for float and double.
+SHARED = frozenset({"fr::inverse_of_1_to_2", "fr::over_constant"})
 
 KINDS = "fiub"
 
@@ -114,7 +118,7 @@ def _tokens(text: str) -> Iterator[Token]:
 def serves_double(text: str) -> bool:
     """Whether a text for floats can be written in float64."""
     calls = (t.text for step in steps(text) for t in step.tokens if t.kind == "call")
-    return all(name in FUNCTIONS or name in ("T", "fr::infinity") for name in calls)
+    return all(name in FUNCTIONS or name in SHARED or name in ("T", "fr::infinity") for name in calls)
 
 
 def words(spec: OpSpec, attribute: str) -> frozenset[str]:
@@ -158,6 +162,7 @@ def check_cuda(spec: OpSpec) -> None:
 def _known(spec: OpSpec) -> Iterator[str]:
     yield from ("T", "U", "true", "false", *operand_names(spec))
     yield from (f"HAS_{name[:-1]}" for name in spec.inputs if name.endswith("?"))
+    yield from (f"CONSTANT_{name}" for name in operand_names(spec))
     if spec.inputs[-1].endswith("*"):
         yield from ("COUNT", "LAST")
     yield from (k for k, v in spec.attributes.items() if not isinstance(v, str) or v == REQUIRED)

@@ -111,7 +111,11 @@ def sign(xp: Any, x: Any) -> Any:
 
 
 #: Integers that cannot be divided: the library's answers are 0 for b = 0, and wrapping for the least number by -1.
-_QUOTIENT = {"f": "a / b", "i": "b == 0 ? T(0) : b == -1 ? T(0 - U(a)) : T(a / b)", "u": "b == 0 ? T(0) : T(a / b)"}
+_QUOTIENT = {
+    "f": "CONSTANT_b ? fr::over_constant(a, b) : a / b",
+    "i": "b == 0 ? T(0) : b == -1 ? T(0 - U(a)) : T(a / b)",
+    "u": "b == 0 ? T(0) : T(a / b)",
+}
 _MODULUS = {
     "f": """r = fmodf(a, b);
         fmod || r != r ? r : r == 0.0f ? copysignf(0.0f, b) : (r < 0.0f) != (b < 0.0f) ? r + b : r""",
@@ -186,7 +190,13 @@ def total(xp: Any, *args: Any) -> Any:
     return reduce(xp.ns.add, args)
 
 
-@operator("Mean", "args*", pointwise=True, commutative=True, cuda="s = a + b; LAST ? s / COUNT : s")
+@operator(
+    "Mean",
+    "args*",
+    pointwise=True,
+    commutative=True,
+    cuda="s = a + b; LAST ? fr::over_constant(s, T(COUNT)) : s",
+)
 def mean(xp: Any, *args: Any) -> Any:
     return reduce(xp.ns.add, args) / len(args)
 
@@ -325,7 +335,7 @@ atan2 = _binary("fusionreg::Atan2", "atan2", "atan2f(a, b)", False, "The angle o
 hypot = _binary("fusionreg::Hypot", "hypot", "hypotf(a, b)", True, "√(a² + b²) without overflow.")
 
 
-@operator("fusionreg::Rsqrt", "x", infer=same, pointwise=True, cuda="1.0f / sqrtf(x)")
+@operator("fusionreg::Rsqrt", "x", infer=same, pointwise=True, cuda="rsqrtf(x)")
 def rsqrt(xp: Any, x: Any) -> Any:
     """1 / sqrt(x), with both steps rounded in the compute dtype."""
     return 1.0 / xp.ns.sqrt(x)

@@ -12,7 +12,7 @@ from .normalization import scale_to_unit, standardise
 from .reductions import mean_of, sum_of
 
 #: 1 - s, s being the sigmoid of z, without cancellation.
-_COMPLEMENT = "((z < 0.0f ? 1.0f : e) / (1.0f + e))"
+_COMPLEMENT = "(z < 0.0f ? r : e * r)"
 
 
 def _point(name: str, inputs: str, cuda: str, **attributes: Any) -> Any:

@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import dtype
 from ..errors import FusionregError, GraphError, RenderError
 from ..ops import complete
-from ..ops.cuda import operand_names, serves_double, steps, text_for, words
+from ..ops.cuda import SHARED, operand_names, serves_double, steps, text_for, words
 from ..spec import OpSpec
 from .conversions import CONVERSIONS
 from .ctypes import alias, compute_type, literal, unsigned
+from .environment import shared_library
 from .values import identifier
 
 if TYPE_CHECKING:
     from ..ir import Graph, Node, Value
+
+#: What holds the functions of ``SHARED``; it may stand in a unit more than once.
+_SHARED = "pointwise.cuh.j2"
 
 
 def supported(node: Node, types: Mapping[str, Value], ops: Mapping[str, OpSpec]) -> str:
@@ -119,7 +123,8 @@ class _Writer:
         using = [f"using {short} = {full};" for short, full in sorted(self.aliases.items())]
         body = "".join(f"  {line}\n" if not line.startswith("#") else f"{line}\n"
                        for line in (*using, *self.lines, *results))  # fmt: skip
-        return f"__device__ __forceinline__ void {name}({', '.join(parameters)}) {{\n{body}}}\n"
+        shared = (shared_library() / _SHARED).read_text("utf-8") if any(f in body for f in SHARED) else ""
+        return f"{shared}__device__ __forceinline__ void {name}({', '.join(parameters)}) {{\n{body}}}\n"
 
     def _read(self) -> frozenset[str]:
         """The values that the outputs depend on."""
@@ -213,6 +218,8 @@ class _Writer:
                 return self._alias(last if name == "T" else unsigned(last))
             if name.startswith("HAS_"):
                 return "true" if name[4:] in known else "false"
+            if name.startswith("CONSTANT_"):
+                return "true" if known.get(name[9:]) in {self.names[c] for c in self.constants} else "false"
             if name in optional:
                 return f"{self._alias(last)}(0)"
             value = attributes.get(name)
