@@ -59,10 +59,10 @@ CHANNELS = Region(
     name="channel_affine",
     summary="a scale and a shift of each channel, then Swish; the channels stand before the pixels",
     pattern="v0 = Mul(x, scale)\nv1 = Add(v0, shift)\ny = Swish(v1)",
-    inputs={"x": "T[A0 A1 A2 A3]", "scale": "T[A1 1 1]", "shift": "T[A1 1 1]"},
-    outputs={"y": "T[A0 A1 A2 A3]"},
+    inputs={"x": "T[A0 A1 A2]", "scale": "T[A1 1]", "shift": "T[A1 1]"},
+    outputs={"y": "T[A0 A1 A2]"},
     dtypes={"T": FLOATS},
-    workloads=(_workload("32x256x56x56", "bfloat16", "", A0=32, A1=256, A2=56, A3=56),),
+    workloads=(_workload("32x256x3136", "bfloat16", "", A0=32, A1=256, A2=3136),),
 )
 
 TWELVE = Region(
