@@ -6,6 +6,7 @@ import pytest
 
 from fusionreg.core.cache import Cache
 from fusionreg.core.conformance import derive, run, run_mutants, run_one
+from fusionreg.core.conformance.cases import parameters
 from fusionreg.core.conformance.execute import Job, prepare
 from fusionreg.core.conformance.mutants import edit
 from fusionreg.core.conformance.simulated import SimExecutor
@@ -72,6 +73,22 @@ def test_shared_memory_of_the_tensor_core_kernel_has_no_bank_conflicts(dtype):
     report = executor.compile(made.source).launch(arguments, made.candidate.launch, checks=Checks.full(banks=True))
     assert report.counters["mma"] > 0
     assert not report.bank_conflicts, [str(b) for b in report.bank_conflicts]
+
+
+def test_partial_sums_are_wide_for_every_tile():
+    """Where a tile ends, half of a sum stands: 256.5, which is no bfloat16."""
+    entry, executor = CATALOG["gemm.bias"], SimExecutor(Cache(), ahead=False)
+    kernel = entry.kernel("tensor_core")
+    trial = next(t for t in derive(entry, kernel, executor.target) if t.name == "bfloat16-partial_sums")
+    tried = parameters(entry, kernel, trial, executor.target)
+    for params in tried:
+        made = trial.with_("tile", params=params, exactly=True)
+        found = run_one(CATALOG, "gemm.bias", "tensor_core", made, executor)
+        assert found.status is Status.PASSED, (dict(params), found)
+        job = prepare(entry, kernel, made, executor)
+        y = executor.launch(executor.compile(job.source), job, 0.0)["y"].astype(float)
+        assert (y == (0.5 + job.arrays["bias"].astype(float)).astype(job.arrays["bias"].dtype)).all()
+    assert len(tried) > 3
 
 
 def test_a_forced_kernel_never_hides_behind_its_sibling():

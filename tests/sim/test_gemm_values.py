@@ -75,6 +75,16 @@ def test_scale_comes_before_the_cast(runtime, k):
         assert y[0, 0] == 131.125
 
 
+@pytest.mark.parametrize("kernel", ["plain", "tensor_core"])
+def test_a_long_sum_is_scaled_before_the_cast(runtime, kernel):
+    """70,000 is no half: the sum itself would be infinite."""
+    x, w = full((1, 70_000), 1, F16), full((70_000, 8), 1, F16)
+    if kernel == "plain":
+        w = w[:, :7]  # rows that are no whole chunks
+    y = call(runtime, "gemm.scale", x, w, full((), 1e-3, F16), activation="none", transB=0, kernel=kernel)
+    np.testing.assert_array_equal(y, np.full(y.shape, float(np.float16(70_000 * float(np.float16(1e-3))))))
+
+
 @HALVES
 def test_bias_comes_before_the_cast(runtime, kind):
     x, w = full((3, 8), 48, kind), full((8, 8), 256, kind)

@@ -168,6 +168,39 @@ def test_softmax_widths(width: int) -> None:
     np.testing.assert_allclose(run("Softmax", x + 1e4, mode="exact").sum(-1), 1, rtol=1e-12)
 
 
+@pytest.mark.parametrize("scores", [[0.0, -200.0], [-1e4, -1e4, -1e4], [300.0, 0.0, 300.0]])
+def test_gradient_of_a_softmax_whose_terms_vanish(scores: list[float]) -> None:
+    """A term of exactly 0 is not "masked", and a row of one fill value is uniform: as the forward pass gave it."""
+    y = run("Softmax", [scores])
+    dy = np.linspace(-1, 2, len(scores))[None]
+    t = torch.tensor([scores], dtype=torch.float64, requires_grad=True)
+    torch.softmax(t, -1).backward(torch.from_numpy(dy))
+    np.testing.assert_allclose(run("fusionreg::SoftmaxGrad", dy, y), t.grad.numpy(), atol=1e-7)
+
+
+def _masked(mask, v):
+    """Uniform scores of four queries over ``len(v)`` keys, with a boolean mask."""
+    xp, spec = backend_of(), OPS["Attention"]
+    q, k = np.zeros((1, 1, 4, 2)), np.zeros((1, 1, len(v), 2))
+    mask, v = np.asarray(mask, bool), np.reshape(np.asarray(v, np.float64), (1, 1, -1, 1))
+    with np.errstate(invalid="ignore"):
+        return spec.meaning(xp, q, k, v, mask, **spec.attributes)[0].reshape(-1)
+
+
+def test_a_query_without_keys_spoils_no_other_query() -> None:
+    mask = np.ones((4, 4), bool)
+    mask[2] = False
+    y = _masked(mask, [1, 2, 3, 4])
+    assert y.tolist() == [2.5, 2.5, 0, 2.5]  # the operator's answer; the explicit softmax's is NaN, 0 / 0
+
+
+def test_a_key_that_no_query_sees_counts_with_weight_zero() -> None:
+    """0 x NaN is NaN in the unfused product, so a graph that has it keeps it; numbers are hidden."""
+    hidden = np.tile([True, False], (4, 1))
+    assert _masked(hidden, [7, 1e30]).tolist() == [7] * 4
+    assert np.isnan(_masked(hidden, [7, math.nan])).all()
+
+
 def _attention(rows: int, columns: int, past: int = 0):
     q, k = np.zeros((1, 1, rows, 1)), np.zeros((1, 1, columns - past, 1))
     v = np.arange(1.0, columns + 1).reshape(1, 1, columns, 1)
