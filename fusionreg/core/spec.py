@@ -25,6 +25,9 @@ def _tuple(value: Any) -> Any:
     return tuple(str(v) if type(v) is int else v for v in items)
 
 
+Layout = Literal["contiguous", "misaligned", "padded", "padded_odd", "transposed", "channels_last", "expanded"]
+"""A memory layout that conformance knows: see ``core/conformance/trial.py``."""
+
 _TEXT = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
 Texts = Annotated[
     tuple[str, ...],
@@ -77,6 +80,8 @@ class Case(Record):
     """Optional inputs that are left out."""
     values: FrozenDict[str, str] = EMPTY
     """Input name → one of the named value generators of ``core/conformance`` (default ``normal``)."""
+    layouts: FrozenDict[str, Layout] = EMPTY
+    """Input name → how it lies in memory (default ``contiguous``)."""
     batch: tuple[int, ...] = ()
     """Leading extents bound to ``...``."""
     summary: str = ""
@@ -100,7 +105,7 @@ class Tolerance(Record):
 #: What the goal of a workload may name: the milliseconds of each peer, of the fastest one that computes the same
 #: (``best``), and the floor. ``product`` and ``epilogue`` are a library's bare matrix product, and the one with bias
 #: and activation in its epilogue.
-GOAL_NAMES = ("eager", "compile", "product", "epilogue", "liger", "quack", "best", "floor")
+GOAL_NAMES = ("eager", "compile", "product", "epilogue", "cudnn", "liger", "quack", "best", "floor")
 
 
 class Workload(Record):
@@ -125,6 +130,8 @@ class Workload(Record):
     not named."""
     absent: tuple[str, ...] = ()
     """Optional inputs that are left out."""
+    layouts: FrozenDict[str, Literal["contiguous", "channels_last"]] = EMPTY
+    """Input name → how it lies in memory (default ``contiguous``)."""
     goal: str = ""
     """Milliseconds that it should take at most, an expression over :data:`GOAL_NAMES`; empty where there is none."""
     summary: str = ""
@@ -258,6 +265,9 @@ class FusionSpec(Record):
     """Tensor texts by name, in call order, e.g. ``T[... M K]``; none for an open fusion."""
     outputs: FrozenDict[Identifier, str]
     """Tensor texts by name, in the order a call returns them; none for an open fusion."""
+    layouts: FrozenDict[Identifier, Identifier] = EMPTY
+    """Output → the input of its shape whose memory order it takes, where that one lies without gaps and the caller
+    brings no output: channels last gives channels last. All other outputs are row-major."""
     dtypes: FrozenDict[Identifier, tuple[str, ...]]
     """Dtype variables and the dtypes each may take."""
     regions: tuple[Region, ...] = ()

@@ -225,6 +225,7 @@ def _declared(
             choices={k: v for k, v in case.attributes.items() if k in entry.choices},
             absent=case.absent,
             values=case.values,
+            layouts=case.layouts,
         )
         forms = [trial.forms, *(dict(zip(several, f, strict=True)) for f in product(*several.values()))]
         made = (trial.with_(trial.name, forms=f) for f in forms)

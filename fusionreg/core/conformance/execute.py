@@ -15,6 +15,7 @@ from ..problem import Problem, bind, combinations, select
 from ..problem.selection import Candidate
 from ..proof.report import Evaluation, Status
 from ..render import KernelSource, render
+from ..runtime.libraries import in_order
 from .compare import Comparison, compare
 from .coverage import open_dtypes
 from .reference import Reference, References
@@ -178,7 +179,10 @@ def empty_outputs(job: Job, poison: float) -> Outputs:
         tensor = job.problem.tensors[name]
         assert tensor is not None, "an output is always present"
         kind = dtype(tensor.dtype)
-        array = np.empty(job.problem.shapes[name], kind.numpy)
+        shape, strides = job.problem.shapes[name], job.problem.strides.get(name)
+        array = np.empty(shape, kind.numpy)
+        if strides is not None:
+            array = in_order(array.reshape(-1), shape, strides)
         if kind.kind in "fc":
             array[...] = poison
         elif kind.kind in "iu":

@@ -20,6 +20,7 @@ from ..render import KernelSource
 from ..runtime.driver import config, driver
 from ..runtime.kernels import Loaded, device_target, load
 from ..runtime.launch import argument_values
+from ..runtime.libraries import in_order
 from .execute import Job, Outputs, difference, empty_outputs
 
 if TYPE_CHECKING:
@@ -189,7 +190,9 @@ class GpuExecutor:
         for name in job.problem.output_names:
             tensor = job.problem.tensors[name]
             assert tensor is not None, "an output is always present"
-            found[name] = outputs[name].read().view(_kind(tensor.dtype)).reshape(job.problem.shapes[name])
+            flat, shape = outputs[name].read().view(_kind(tensor.dtype)), job.problem.shapes[name]
+            strides = job.problem.strides.get(name)
+            found[name] = flat.reshape(shape) if strides is None else in_order(flat, shape, strides)
         return found
 
 

@@ -24,6 +24,7 @@ LAYOUTS: Mapping[str, str] = FrozenDict(
     padded="rows eight elements further apart than they are long, NaN between them",
     padded_odd="rows one element further apart than they are long, NaN between them",
     transposed="the last two axes stored in the other order",
+    channels_last="the second axis stored last",
     expanded="first axis of stride 0: one row seen many times",
 )
 
@@ -118,6 +119,8 @@ def arrange(array: np.ndarray, layout: str) -> np.ndarray:
         return np.broadcast_to(arrange(array[:1].copy(), "contiguous"), array.shape)
     if layout == "transposed" and array.ndim >= 2:
         return arrange(np.ascontiguousarray(array.swapaxes(-1, -2)), "contiguous").swapaxes(-1, -2)
+    if layout == "channels_last" and array.ndim >= 3:
+        return np.moveaxis(arrange(np.ascontiguousarray(np.moveaxis(array, 1, -1)), "contiguous"), -1, 1)
     gap = {"padded": 8, "padded_odd": 1}.get(layout, 0) if array.ndim >= 2 else 0
     shape = (*array.shape[:-1], array.shape[-1] + gap) if gap else array.shape
     base = buffer(int(np.prod(shape, dtype=np.int64)), array.dtype, int(layout == "misaligned")).reshape(shape)

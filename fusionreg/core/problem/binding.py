@@ -34,7 +34,8 @@ def bind(
     Args:
         entry: the fusion.
         tensors: input name → tensor as the caller has it; absent ones are missing or None. Outputs may be given too
-            (their layout, when the caller brings them); the others are contiguous and fully aligned.
+            (their layout, when the caller brings them); the others are fully aligned, and contiguous or, by the
+            spec's ``layouts``, in the order of an input.
         attributes: attributes and choices by name; what has a default may be left out.
         target: architecture by name.
         multiprocessors: of the device that it is for; None is the usual part of ``target``.
@@ -62,12 +63,15 @@ def bind(
     }
     forms = {name: entry.inputs[name].forms.index(form) for name, form in bound.forms.items()}
     shapes: dict[str, tuple[int, ...]] = {}
+    strides: dict[str, tuple[int, ...]] = {}
     for name, type_ in entry.outputs.items():
         form = _output_form(entry, name, type_, sized, bound.folds, leading)
         forms[name], shapes[name] = type_.forms.index(form), output_shape(form, sized, leading)
-        all_tensors[name] = _output(
-            entry, name, given.get(name), dtypes.get(type_.dtype, type_.dtype), shapes[name]
-        ).folded(form)
+        like = given.get(entry.spec.layouts.get(name, ""))
+        output = _output(entry, name, given.get(name), dtypes.get(type_.dtype, type_.dtype), shapes[name], like)
+        if not output.is_contiguous:
+            strides[name] = output.strides
+        all_tensors[name] = output.folded(form)
     if bound.folds:
         axes[bound.folds] *= prod(leading)
     problem = Problem(
@@ -75,7 +79,7 @@ def bind(
         attributes=FrozenDict(values), choices=FrozenDict(choices), tensors=FrozenDict(all_tensors),
         forms=FrozenDict(forms), shapes=FrozenDict(shapes), inputs=len(entry.inputs), target=target,
         multiprocessors=targets.target(target).multiprocessors if multiprocessors is None else multiprocessors,
-        slots=FrozenDict({n: (*s.inputs, *s.outputs) for n, s in entry.slots.items()}),
+        strides=FrozenDict(strides), slots=FrozenDict({n: (*s.inputs, *s.outputs) for n, s in entry.slots.items()}),
     )  # fmt: skip
     _check_constraints(entry, problem)
     return problem
@@ -215,8 +219,12 @@ def _output_form(
     )
 
 
-def _output(entry: FusionEntry, name: str, given: Tensor | None, dtype: str, shape: tuple[int, ...]) -> Tensor:
+def _output(
+    entry: FusionEntry, name: str, given: Tensor | None, dtype: str, shape: tuple[int, ...], like: Tensor | None
+) -> Tensor:
     if given is None:
+        if like is not None and like.shape == shape and like.is_dense and not like.is_contiguous:
+            return Tensor(dtype, shape, like.strides)
         return Tensor.contiguous(dtype, shape)
     if given.dtype != dtype or given.shape != shape:
         raise _wrong(entry, f"{name} is {given}", str(Tensor.contiguous(dtype, shape)), tensor=name)

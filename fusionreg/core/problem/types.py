@@ -67,6 +67,18 @@ class Tensor:
             expected *= extent if expected > 0 else 1
         return expected > 0
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether its elements fill a stretch of memory, in whatever order of the axes."""
+        expected = 1
+        for stride, extent in sorted((s, n) for n, s in zip(self.shape, self.strides, strict=True) if n != 1):
+            if extent == 0:
+                return True
+            if stride != expected:
+                return False
+            expected *= extent
+        return True
+
     def folded(self, form: Form) -> Tensor:
         """The tensor as a kernel sees it: extra leading ones dropped, or the axes of ``...`` folded into one."""
         extra = len(self.shape) - len(form.axes)
@@ -123,6 +135,7 @@ class Problem:
         tensors: every input and output in declared order, as a kernel sees it; None for an absent input.
         forms: present tensor → index of the form it took, in the order of its text.
         shapes: output → its shape as the caller sees it.
+        strides: output that is not row-major → its strides as the caller sees them.
         inputs: how many of ``tensors`` are inputs (they come first).
         target: architecture by name.
         multiprocessors: of the device that it is for, or of the target's usual part.
@@ -141,6 +154,7 @@ class Problem:
     inputs: int
     target: str
     multiprocessors: int
+    strides: FrozenDict[str, tuple[int, ...]] = EMPTY
     slots: FrozenDict[str, tuple[str, ...]] = EMPTY
 
     def env(self) -> Mapping[str, Any]:

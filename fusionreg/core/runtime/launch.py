@@ -57,7 +57,9 @@ class Allocation:
     def __init__(self, library: Library, place: Place, problem: Problem, workspace: int = 0) -> None:
         names = problem.output_names
         self.makers = tuple(
-            library.allocator(problem.shapes[n], t.dtype, place) for n in names if (t := problem.tensors[n]) is not None
+            library.allocator(problem.shapes[n], t.dtype, place, problem.strides.get(n))
+            for n in names
+            if (t := problem.tensors[n]) is not None
         )
         self.workspace = library.allocator((workspace,), "uint8", place) if workspace else None
 

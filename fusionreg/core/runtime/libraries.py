@@ -7,7 +7,7 @@ and the slow path the rest: the :class:`Tensor`, the place, and what makes an ar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -53,8 +53,13 @@ class Library(Protocol):
         """Memory space: ``device`` (the library's own), ``pinned_host``, ``managed``."""
         return "device"
 
-    def allocator(self, shape: tuple[int, ...], dtype_name: str, place: Place) -> Callable[[], Any]:
-        """A function that makes a new uninitialised contiguous array there, from the library's own pool."""
+    def allocator(
+        self, shape: tuple[int, ...], dtype_name: str, place: Place, strides: tuple[int, ...] | None = None
+    ) -> Callable[[], Any]:
+        """A function that makes a new uninitialised array there, from the library's own pool.
+
+        ``strides``: in elements, of an array without gaps; None is row-major.
+        """
         ...
 
     def stream(self) -> Callable[[int], int]:
@@ -114,14 +119,17 @@ class _Numpy(Library):
             return "its strides are no multiple of its element size"
         return ""
 
-    def allocator(self, shape: tuple[int, ...], dtype_name: str, place: Place) -> Callable[[], Any]:
+    def allocator(
+        self, shape: tuple[int, ...], dtype_name: str, place: Place, strides: tuple[int, ...] | None = None
+    ) -> Callable[[], Any]:
         np, type_ = self.np, dtype(dtype_name).numpy
         count = prod(shape) * type_.itemsize
 
         def empty() -> Any:  # aligned as a GPU's allocator aligns: a kernel may rely on it
             raw = np.empty(count + 256, np.uint8)
             start = -raw.__array_interface__["data"][0] % 256
-            return raw[start : start + count].view(type_).reshape(shape)
+            flat = raw[start : start + count].view(type_)
+            return flat.reshape(shape) if strides is None else in_order(flat, shape, strides)
 
         return empty
 
@@ -158,14 +166,21 @@ class _Cupy(Library):
             return f"its dtype {a.dtype} is none that kernels have"
         return "its strides are no multiple of its element size" if any(s % a.dtype.itemsize for s in a.strides) else ""
 
-    def allocator(self, shape: tuple[int, ...], dtype_name: str, place: Place) -> Callable[[], Any]:
+    def allocator(
+        self, shape: tuple[int, ...], dtype_name: str, place: Place, strides: tuple[int, ...] | None = None
+    ) -> Callable[[], Any]:
         cupy, type_ = self.cupy, dtype(dtype_name).numpy
+
+        def here() -> Any:
+            if strides is None:
+                return cupy.empty(shape, type_)
+            return in_order(cupy.empty(prod(shape), type_), shape, strides)
 
         def empty() -> Any:
             if cupy.cuda.runtime.getDevice() == place.ordinal:
-                return cupy.empty(shape, type_)
+                return here()
             with cupy.cuda.Device(place.ordinal):
-                return cupy.empty(shape, type_)
+                return here()
 
         return empty
 
@@ -225,9 +240,14 @@ class _Torch(Library):
             "pinned_host" if a.device.type == "cpu" and self.torch.cuda.is_available() and a.is_pinned() else "device"
         )
 
-    def allocator(self, shape: tuple[int, ...], dtype_name: str, place: Place) -> Callable[[], Any]:
+    def allocator(
+        self, shape: tuple[int, ...], dtype_name: str, place: Place, strides: tuple[int, ...] | None = None
+    ) -> Callable[[], Any]:
         empty, type_ = self.torch.empty, self.types[dtype_name]
         device = self.torch.device(place.kind, place.ordinal) if place.kind == "cuda" else self.torch.device("cpu")
+        if strides is not None:
+            strided = self.torch.empty_strided
+            return lambda: strided(shape, strides, dtype=type_, device=device)
         return lambda: empty(shape, dtype=type_, device=device)
 
     def stream(self) -> Callable[[int], int]:
@@ -249,6 +269,13 @@ class _Torch(Library):
 
     def guarded(self, a: Any) -> bool:
         return a.requires_grad or a.dtype.is_complex
+
+
+def in_order(flat: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
+    """A view of a flat array of NumPy or CuPy as an array without gaps of these strides, in elements."""
+    order = sorted(range(len(shape)), key=lambda i: (-strides[i], -shape[i]))
+    inverse = sorted(range(len(shape)), key=order.__getitem__)
+    return flat.reshape([shape[i] for i in order]).transpose(inverse)
 
 
 def _numpy_name(type_: Any) -> str:

@@ -62,6 +62,9 @@ def check_fusion(
         "pattern": (*entry.choices, *(f"{c}_{k}" for c, keys in entry.choices.items() for k in keys)),
     }  # fmt: skip
     check_names(problems, kinds, shared=frozenset(_sized(spec)) & frozenset(entry.axes))
+    for output, like in spec.layouts.items():
+        if inputs.get(like) is None or outputs.get(output) is None or inputs[like].forms != outputs[output].forms:
+            problems.add("layouts", f"{output} like {like}", "an output, and an input of its shape")
     scope = fusion_scope(entry)
     parsed = [problems.expression(f"constraints[{i}]", text, scope) for i, text in enumerate(spec.constraints)]
     constraints = tuple(c for c in parsed if c is not None)
@@ -280,13 +283,14 @@ def _check_spellings(problems: Problems, entry: FusionEntry) -> None:
 
 def check_case(problems: Problems, at: str, case: Case, entry: FusionEntry) -> None:
     """Notes what in a conformance case does not fit the fusion."""
-    _check_problem(problems, at, case, {"values": tuple(entry.spec.inputs)}, entry)
+    known = {"values": tuple(entry.spec.inputs), "layouts": tuple(entry.spec.inputs)}
+    _check_problem(problems, at, case, known, entry)
 
 
 def check_workload(problems: Problems, at: str, workload: Workload, entry: FusionEntry) -> None:
     """Notes what in a workload does not fit the fusion, and what it leaves open: one problem is one shape and dtype."""
     spec = entry.spec
-    known = {"dtypes": tuple(spec.dtypes), "forms": tuple(spec.inputs)}
+    known = {"dtypes": tuple(spec.dtypes), "forms": tuple(spec.inputs), "layouts": tuple(spec.inputs)}
     _check_problem(problems, at, workload, known, entry)
     for field, names in (("axes", entry.axes), ("dtypes", tuple(spec.dtypes))):
         missing = [n for n in names if n not in getattr(workload, field) and n not in spec.attributes]
