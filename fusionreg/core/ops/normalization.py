@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from .define import operator, specs_in
@@ -119,31 +120,63 @@ def group_normalization(
 def _batch_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
     x, mean, var = operand(inputs, 0), operand(inputs, 3), operand(inputs, 4)
     y: list[Type] = [(x.dtype, x.shape)]
-    return [*y, (mean.dtype, mean.shape), (var.dtype, var.shape)] if attributes["training_mode"] else y
+    if not attributes["training_mode"]:
+        return y
+    saved = ("float64" if x.dtype == "float64" else "float32", mean.shape)
+    return [*y, (mean.dtype, mean.shape), (var.dtype, var.shape), saved, saved]
 
 
 @operator(
     "BatchNormalization",
     "x scale bias mean var",
-    outputs="y running_mean? running_var?",
+    outputs="y running_mean? running_var? saved_mean? saved_inv_std_dev?",
     infer=_batch_type,
-    attributes={"epsilon": 1e-5, "momentum": 0.9, "training_mode": 0},
+    attributes={"epsilon": 1e-5, "momentum": 0.9, "training_mode": 0, "unbiased": 0},
 )
 def batch_normalization(
-    xp: Any, x: Any, scale: Any, bias: Any, mean: Any, var: Any, *, epsilon: float, momentum: float, training_mode: int
+    xp: Any,
+    x: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    *,
+    epsilon: float,
+    momentum: float,
+    training_mode: int,
+    unbiased: int,
 ) -> Any:
-    """As ONNX BatchNormalization; training_mode=1: over the batch (population variance), with running statistics."""
+    """As ONNX BatchNormalization; training_mode=1: over the batch (population variance), with running statistics.
+
+    Beyond ONNX, in training: unbiased=1 takes the sample variance into the running one, as torch does (NaN of a single
+    element); and the batch's own mean and 1/sqrt(var + epsilon) are outputs too.
+    """
     rank = max(x.ndim, 2)
     if not training_mode:
         inverse = _per_channel(xp, 1.0 / xp.ns.sqrt(var + epsilon), rank)
         y = (x - _per_channel(xp, mean, rank)) * inverse
         return y * _per_channel(xp, scale, rank) + _per_channel(xp, bias, rank)
     axes = (0, *range(2, x.ndim))
-    y, batch_mean, _ = standardise(xp, x, axes, epsilon)
+    y, batch_mean, inverse = standardise(xp, x, axes, epsilon)
     batch_var = xp.ns.reshape(mean_of(xp, (x - batch_mean) ** 2, axes), (-1,))
     batch_mean = xp.ns.reshape(batch_mean, (-1,))
+    new_var = batch_var
+    if unbiased:
+        count = prod(d for i, d in enumerate(x.shape) if i != 1)
+        new_var = batch_var * (count / (count - 1) if count > 1 else float("nan"))
     y = y * _per_channel(xp, scale, rank) + _per_channel(xp, bias, rank)
-    return y, mean * momentum + batch_mean * (1 - momentum), var * momentum + batch_var * (1 - momentum)
+    return (
+        y, mean * momentum + batch_mean * (1 - momentum), var * momentum + new_var * (1 - momentum),
+        batch_mean, xp.ns.reshape(inverse, (-1,)),
+    )  # fmt: skip
+
+
+@operator("fusionreg::BatchNormalizationApply", "x scale bias mean inv_std_dev", infer=same)
+def batch_normalization_apply(xp: Any, x: Any, scale: Any, bias: Any, mean: Any, inv_std_dev: Any) -> Any:
+    """(x - mean) · inv_std_dev · scale + bias, each of length C along axis 1: BatchNormalization from its saved
+    statistics."""
+    scale, bias, mean, inverse = (_per_channel(xp, v, max(x.ndim, 2)) for v in (scale, bias, mean, inv_std_dev))
+    return (x - mean) * inverse * scale + bias
 
 
 @operator("LpNormalization", "x", infer=same, attributes={"axis": -1, "p": 2})
