@@ -74,7 +74,7 @@ def arguments(entry: FusionEntry, kernel: KernelEntry, problem: Problem, workspa
                     "cannot render", kernel.key, f"attribute {name} of type {attribute.type} is no launch argument",
                     "static=True on it", variable=name,
                 )  # fmt: skip
-            found.append(Argument("attribute", name, ctypes[attribute.type]))
+            found.append(Argument("attribute", name, "double" if attribute.double else ctypes[attribute.type]))
     if workspace:
         found.append(Argument("workspace", "workspace", "unsigned char*"))
     return tuple(found)
