@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fusionreg.core.spec import FusionSpec
 from fusionreg.hookspecs import hookimpl
 
+from .batch import FUSIONS as BATCH
 from .groups import FUSIONS as GROUPS
 from .groups_backward import FUSIONS as GROUPS_BACKWARD
 from .rows import FUSIONS as ROWS
@@ -14,4 +15,4 @@ from .rows import FUSIONS as ROWS
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*ROWS, *GROUPS, *GROUPS_BACKWARD)
+    return (*ROWS, *GROUPS, *GROUPS_BACKWARD, *BATCH)
