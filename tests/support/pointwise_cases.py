@@ -161,7 +161,8 @@ def kept_casts() -> Iterator[Case]:
 def constant_divisors() -> Iterator[Case]:
     """Division by constants: ordinary ones, powers of two, and those whose inverse is no normal number."""
     for own in ("float32", "float64", "float16"):
-        for c in (3.0, -3.0, 0.1, -7.3, 2.0, -0.25, 0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 2e38, 1.1e-38, 1.5):
+        extreme = () if own == "float16" else (1e-40, 1.1e-38, 2e38)
+        for c in (3.0, -3.0, 0.1, -7.3, 1.5, 2.0, -0.25, 0.0, -0.0, np.inf, -np.inf, np.nan, *extreme):
             net = Net("Div")
             graph = net.build([net.op("Div", net.input("x0", own, ("N",)), net.const(c, own))])
             rng = np.random.default_rng(3)

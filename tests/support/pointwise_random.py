@@ -16,6 +16,7 @@ SIZE = 257
 FLOAT_1 = ("Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Erf", "Gelu", "Swish", "Softplus", "Elu", "HardSwish", "Identity")
 FLOAT_2 = ("Add", "Sub", "Mul", "Max", "Min", "Mean")
 INT_2 = ("Add", "Sub", "Mul", "Max", "Min", "Div", "Mod", "BitwiseXor", "BitwiseAnd")
+NARROW = ("float16", "bfloat16", "float8_e4m3fn")
 COMPARE = ("Less", "Greater", "LessOrEqual", "Equal")
 
 
@@ -51,11 +52,13 @@ def graph(seed: int, floats: tuple[str, ...], count: int = 16) -> Case:
         elif kind == 7:
             pools[own].append(net.op("Where", rng.choice(pools["bool"]), a, b))
         elif kind == 8:
-            to = rng.choice(floats)
-            pools[to].append(net.op("Cast", a, to=to))
+            narrow = net.op("Cast", a, to=rng.choice(NARROW))
+            pools[own].append(net.op("Cast", narrow, to=own))
         else:
             pools["int32"].append(net.op(rng.choice(INT_2), *rng.choices(pools["int32"], k=2)))
             pools[own].append(net.op("Cast", pools["int32"][-1], to=own))
+    a, b = pools[floats[0]][-1], pools[floats[-1]][-1]
+    pools[floats[-1]].append(net.op("Add", net.op("Cast", a, to=floats[-1]), b))
     made = [n.outputs[0] for n in net._nodes]
     outputs = list(dict.fromkeys([made[-1], *rng.sample(made, 4)]))
     return Case(f"random-{seed}-{'-'.join(floats)}", net.build(outputs), arrays, "random")

@@ -149,7 +149,7 @@ class _Writer:
         if not array.size or array.tobytes() != array[:1].tobytes() * array.size:
             raise GraphError("no device function", self.graph.name, f"constant {value!r} of {array.size} elements",
                 "one value; make it an input", value=value)  # fmt: skip
-        return array[0].item()
+        return array[0].astype(dtype(self.graph.values[value].dtype).numpy).item()
 
     def _node(self, node: Node, local: str) -> None:
         value = node.outputs[0]
