@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import types
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +20,14 @@ from fusionreg.core.dtypes import dtype
 from fusionreg.core.errors import GraphError, RenderError, SpecError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import GraphBuilder, Node, Value
-from fusionreg.core.ops import check_cuda, default_vocabulary
+from fusionreg.core.ops import check_cuda, default_vocabulary, numpy_backend
 from fusionreg.core.ops.cuda import FUNCTIONS, serves_double
+from fusionreg.core.registry.catalog import load
 from fusionreg.core.render import OPTIONS
 from fusionreg.core.render.conversions import CONVERSIONS
 from fusionreg.core.render.pointwise import device_function, supported
 from fusionreg.core.targets import SHIPPED
+from fusionreg.hookspecs import hookimpl
 
 OPS = default_vocabulary()
 POINTWISE = [name for name, spec in OPS.items() if spec.pointwise]
@@ -210,6 +214,40 @@ def test_a_plugins_operator_is_generated_like_ours() -> None:
     assert "const double v0 = true && true ? 0x1p-1 * v0_r + in1 : exp(v0_r) * f64(2);" in lines
     assert "const double v1 = false && false ? 0x1p-1 * v1_r + f64(0) : exp(v1_r) * f64(2);" in lines
     assert "const auto v2_r = v1 < 0.0 ? 0.0 : v1;" in lines and "using f64 = double;" in lines
+
+
+def documented() -> types.ModuleType:
+    """The plugin of docs/writing-a-plugin.md, "Your own operators"."""
+    text = (Path(__file__).parents[2] / "docs" / "writing-a-plugin.md").read_text("utf-8")
+    block = re.search(r"## Your own operators.*?```python\n(.*?)```", text, re.S)
+    assert block
+    made = types.ModuleType("documented")
+    exec(block[1], made.__dict__)
+    return made
+
+
+def test_the_documented_operator_loads_and_is_generated() -> None:
+    catalog = load(entry_points=(), extra_plugins=[("acme", documented())])
+    assert not catalog.failures
+    net = GraphBuilder("g")
+    net.input("x", "float16", ("N",))
+    net.node("acme::SquaredRelu", ("x",), [Value("y", "float16", ("N",))], attrs={"scale": 3.0})
+    text = device_function("f", net.build(["y"]), catalog.ops)
+    assert "const float v0 = 0x1.8p+1f * v0_r * v0_r;" in text
+    x = np.array([-2.0, np.nan, 3.0])
+    got = catalog.ops["acme::SquaredRelu"].meaning(numpy_backend(), x, scale=3.0)
+    np.testing.assert_array_equal(got, [0.0, np.nan, 27.0])
+
+
+def test_an_operator_with_a_wrong_text_fails_alone() -> None:
+    made = documented()
+    wrong = made.SQUARED_RELU.model_copy(update={"name": "acme::Wrong", "cuda": FrozenDict(f="x + y")})
+    good = made.SQUARED_RELU
+    made.register_ops = hookimpl(lambda: [wrong, good])
+    catalog = load(entry_points=(), extra_plugins=[("acme", made)])
+    assert "acme::SquaredRelu" in catalog.ops and "acme::Wrong" not in catalog.ops
+    [failure] = catalog.failures
+    assert (failure.fusion, failure.field) == ("acme::Wrong", "cuda") and "unknown name 'y'" in failure.reason
 
 
 # ---- NVRTC ---------------------------------------------------------------------------------------------------------
