@@ -12,16 +12,19 @@ from .render import KernelSource
 from .targets import SHIPPED, accepts, target
 
 if TYPE_CHECKING:
-    from .registry.entries import FusionEntry, KernelEntry
+    from .registry.entries import FusionEntry, KernelEntry, Slot
     from .spec import Workload
 
 
 def sources(entry: FusionEntry, *, arch: str, kernel: str = "", dtype: str = "") -> Iterator[KernelSource]:
     """The rendered unit of each kernel that ``arch`` accepts, for one dtype (the first by default).
 
+    Of an open fusion, that of its first region.
+
     Raises: :class:`UnknownNameError` for a kernel, architecture or dtype that nothing has, :class:`ArgumentError` when
     none of the kernels takes these.
     """
+    entry = entry.members[0] if entry.spec.open else entry
     known = sorted({name for names in entry.spec.dtypes.values() for name in names})
     if dtype and dtype not in known:
         raise UnknownNameError.among(f"dtype of {entry.name}", dtype, known)
@@ -42,7 +45,9 @@ def text(entry: FusionEntry) -> str:
     """Several lines: what it fuses, the tensors, what makes it legal, and its kernels."""
     spec = entry.spec
     lines = [f"{spec.name} {spec.version} ({entry.plugin})", spec.summary, ""]
-    for i, pattern in enumerate(spec.pattern):
+    if spec.open:
+        lines += ["any point-wise operators over one iteration space: it becomes a fusion of its own for each program"]
+    for i, pattern in enumerate(() if spec.open else spec.pattern):
         lines += [f"pattern{'' if i == 0 else f' (spelling {i + 1})'}", *(f"  {line}" for line in pattern.splitlines())]
     lines += _section("inputs", {f"{n}?" if n in entry.optional else n: t for n, t in spec.inputs.items()})
     lines += _section("outputs", spec.outputs)
@@ -52,10 +57,18 @@ def text(entry: FusionEntry) -> str:
     attributes = {n: f"{a.type} = {a.default!r}  {a.summary}".rstrip() for n, a in spec.attributes.items()}
     lines += _section("attributes", attributes)
     lines += _section("legal when", dict.fromkeys(spec.constraints, ""))
+    if entry.slots:
+        lines += _section("slots", {n: _standing(slot) for n, slot in entry.slots.items()})
+    lines += _section("regions", {m.name: m.spec.summary for m in entry.members})
     lines += _section("workloads", {w.name: _workload(w) for w in spec.workloads})
     for kernel in entry.kernels:
         lines += _kernel(entry, kernel)
     return "\n".join(lines)
+
+
+def _standing(slot: Slot) -> str:
+    reads = f"reads {', '.join(slot.inputs)}" if slot.inputs else "reads nothing else"
+    return f"{len(slot.steps)} operators; {reads}" + (f"; writes {', '.join(slot.outputs)}" if slot.outputs else "")
 
 
 def _workload(workload: Workload) -> str:
@@ -79,6 +92,7 @@ def _kernel(entry: FusionEntry, kernel: KernelEntry) -> list[str]:
         "workspace": spec.workspace if spec.workspace != "0" else "",
         "launch": " ".join(f for f in ("cooperative", "programmatic") if getattr(spec, f)),
         "strided": " ".join(spec.strides),
+        "point-wise code": " ".join(spec.regions),
         "parameters": "; ".join(f"{k}: {' '.join(map(str, v))}" for k, v in spec.params.items()),
         "pending": spec.pending,
         "simulator": spec.simulator,

@@ -23,6 +23,7 @@ from .registry import discovery
 
 if TYPE_CHECKING:
     from .registry.catalog import Catalog
+    from .registry.entries import FusionEntry, KernelEntry
 
 FORMAT = 1
 _SKIPPED = ("__pycache__", ".git")
@@ -63,8 +64,14 @@ def entries(catalog: Catalog) -> Iterator[dict[str, Any]]:
                 {"name": k.name, "targets": list(k.spec.targets), "plugin": k.plugin, "pending": k.spec.pending}
                 for k in entry.kernels
             ],
-            "evidence": bool(ready) and all(k.key in proven.get(k.plugin, ()) for k in ready),
+            "evidence": bool(ready) and all(_keys(entry, k) <= proven.get(k.plugin, frozenset()) for k in ready),
         }
+
+
+def _keys(entry: FusionEntry, kernel: KernelEntry) -> set[str]:
+    """What a kernel is called in evidence: its key, and its keys in the fusion's members."""
+    members = {k.key for m in entry.members for k in m.kernels if k.name == kernel.name}
+    return members if entry.spec.open else members | {kernel.key}
 
 
 def proven_kernels(root: Path | None) -> frozenset[str]:

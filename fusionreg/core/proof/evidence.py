@@ -165,9 +165,15 @@ def held(entry: FusionEntry) -> Mapping[str, tuple[Evidence, ...]]:
 
 
 def state(entry: FusionEntry, kernel: KernelEntry) -> str:
-    """``pending`` by its spec, ``proven`` by a row of the present digest, ``stale`` by older rows, or ``none``."""
+    """``pending`` by its spec, ``proven`` by a row of the present digest, ``stale`` by older rows, or ``none``.
+
+    A kernel of an open fusion is as good as the worst of its members' kernels.
+    """
     if kernel.spec.pending:
         return "pending"
+    if entry.spec.open:
+        states = {state(member, member.kernel(kernel.name)) for member in entry.members}
+        return next((word for word in ("none", "stale") if word in states), "proven")
     rows = held(entry)[kernel.name]
     if not rows:
         return "none"

@@ -136,7 +136,7 @@ def test_state(entry, tmp_path):
 def test_every_shipped_kernel_has_evidence_or_a_reason_why_not():
     """A kernel change forces a GPU run: ``fusionreg run --device cuda --evidence FILE``."""
     wrong = {}
-    for fusion in load().fusions.values():
+    for fusion in load().entries():
         for kernel in fusion.kernels:
             if (found := evidence.state(fusion, kernel)) not in ("proven", "pending"):
                 wrong[kernel.key] = found
