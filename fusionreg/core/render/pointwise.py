@@ -2,8 +2,9 @@
 
 Floats are computed in float (float64 in double) and rounded nowhere but at a ``Cast`` or ``CastLike`` to a dtype that
 cannot hold all of its operand's: the value is then rounded to nearest even and goes on in float. A product may join the
-sum that takes it in one fused multiply-add, as the compiler's options let it. Integers wrap. NaN never disappears. What an operator means is its :attr:`OpSpec.cuda`; operators whose operands differ in dtype stand in
-``conversions``.
+sum that takes it in one fused multiply-add, as the compiler's options let it. Integers wrap. NaN never disappears.
+
+What an operator means is its :attr:`OpSpec.cuda`; operators whose operands differ in dtype stand in ``conversions``.
 """
 
 from __future__ import annotations
