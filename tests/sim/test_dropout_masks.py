@@ -122,7 +122,7 @@ def test_what_is_kept_is_scaled_by_the_quantised_probability(runtime, kind):
 
 
 def test_a_fused_chain_is_one_rounding_from_the_unfused_one(runtime):
-    """bf16 x · sigmoid(x): at most one step of bf16 between once rounded and rounded twice, in about a quarter of all."""
+    """bf16 x · sigmoid(x): rounded once and twice differ by at most one step of bf16, in about a quarter."""
     x = np.random.default_rng(5).standard_normal((64, 64)).astype(BF16)
     y = runtime.call("norm.swish_dropout", x, RNG, p=0.0)
     wide = x.astype(np.float64)

@@ -12,7 +12,7 @@ import pytest
 from fusionreg.core import simulator
 from fusionreg.core.cache import Cache
 from fusionreg.core.errors import MissingDependencyError, SimulatorError
-from fusionreg.core.simulator import toolchain
+from fusionreg.core.simulator import Checks, toolchain
 from fusionreg.core.simulator.elf import Variable, uninitialised
 from fusionreg.core.simulator.unit import host_text
 
@@ -49,6 +49,11 @@ def body(text: str) -> str:
         ("/* extern __shared__ float s[]; */", "/* extern __shared__ float s[]; */"),
         ('const char* t = "extern __shared__ float s[];";', 'const char* t = "extern __shared__ float s[];";'),
         ("extern float s[];", "extern float s[];"),
+        ("static __device__ int n;", "static __device__ int n = {};"),
+        ("__device__ static P<int, 3> n [2] ;", "__device__ static P<int, 3> n [2]  = {};"),
+        ("static __device__ float f(float v);", "static __device__ float f(float v);"),
+        ("static __device__ int a, b;", "static __device__ int a, b;"),
+        ("static __device__ int n = 3;", "static __device__ int n = 3;"),
     ],
 )  # fmt: skip
 def test_declarations_of_shared_memory(given, expected):
@@ -191,6 +196,22 @@ def test_device_variables(sim_cache, geometry, declaration, fine):
     with pytest.raises(SimulatorError, match="count") as caught:
         simulator.compile_text(text, "k", cache=sim_cache)
     assert caught.value.facts["detector"] == "unsupported"
+
+
+@pytest.mark.parametrize("scope", ["inside", "outside"])
+@pytest.mark.parametrize("declaration", ["static __device__ int n;", "__device__ static int n;"])
+def test_device_variables_of_a_function_are_no_shared_memory(sim_cache, geometry, declaration, scope):
+    """One for all blocks, 0 at first; and no reason to speak of shared memory or of a barrier."""
+    outside, inside = (declaration, "") if scope == "outside" else ("", declaration)
+    text = f"""{outside}
+    extern "C" __global__ void k(int* y) {{
+      {inside}
+      if (threadIdx.x == 0) y[blockIdx.x] = atomicAdd(&n, 1);
+    }}"""
+    y = np.full(3, -1, np.int32)
+    checks = Checks(guard=True, accesses=True, deterministic=False)
+    simulator.compile_text(text, "k", cache=sim_cache).launch([y], geometry(grid=(3, 1, 1)), checks=checks)
+    assert y.tolist() == [0, 1, 2]
 
 
 def test_static_shared_memory_has_a_limit(sim_cache, geometry):

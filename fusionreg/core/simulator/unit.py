@@ -10,6 +10,10 @@ _DYNAMIC = re.compile(
     rf"(?P<type>(?:{_ALIGNMENT}|[^;{{}}()\[\]=])*?)(?P<name>[A-Za-z_]\w*)\s*\[\s*\]\s*;"
 )
 _STATIC = re.compile(r"\bstatic\s+__shared__\b|\b__shared__\s+static\b")
+#: A `__device__` variable of a function without a value: it starts as 0, and is no shared memory.
+_KEPT = re.compile(
+    r"\b(?:static\s+__device__|__device__\s+static)\b(?P<what>(?:[^;{}()=,<>]|<[^;{}()=<>]*>)*[\w\]])\s*(?=;)"
+)
 _ALIGNED = re.compile(r"(\b__shared__\s+)alignas(\s*\()")
 _NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 
@@ -41,6 +45,7 @@ def _shared(text: str) -> str:
 def _rewrite(code: str) -> str:
     code = _STATIC.sub(lambda m: "\n" * m[0].count("\n") + "__shared__", code)
     code = _DYNAMIC.sub(_pointer, code)
+    code = _KEPT.sub(lambda m: m[0] if "__shared__" in m["what"] else f"{m[0]} = {{}}", code)
     return _ALIGNED.sub(r"\1__align__\2", code)
 
 
