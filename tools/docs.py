@@ -21,7 +21,7 @@ from fusionreg.core.bench import listing, results
 from fusionreg.core.expressions import FUNCTIONS, PREDICATES
 from fusionreg.core.proof import evidence
 from fusionreg.core.registry.catalog import load
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance, Workload
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Region, Tolerance, Workload
 from fusionreg.core.targets import SHIPPED, accepts, target
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ def hooks() -> str:
 def fields() -> str:
     """Every field of every record."""
     lines = []
-    for record in (FusionSpec, KernelSpec, AttributeSpec, Case, Workload, Tolerance, OpSpec):
+    for record in (FusionSpec, KernelSpec, AttributeSpec, Case, Workload, Tolerance, Region, OpSpec):
         lines += [
             f"### {record.__name__}",
             "",
