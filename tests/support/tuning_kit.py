@@ -44,6 +44,7 @@ class FakeTuner:
         self.environment = {**FACTS, "multiprocessors": "132", "torch": "2"}
         self.log: list[str] = []
         self.glances: dict[int, float] = {}
+        self.deadly, self.dead = 0, False
         self.now = 0.0
 
     @contextmanager
@@ -51,11 +52,17 @@ class FakeTuner:
         yield self.entrant
         self.now += 1.0
 
+    def lost(self) -> str:
+        return "an illegal memory access" if self.dead else ""
+
     def entrant(self, kernel, params) -> Entrant:
         block = params["BLOCK"]
 
         def check() -> Check:
             self.log.append(f"check {block}")
+            if self.dead or block == self.deadly:
+                self.dead = True
+                raise RuntimeError("CUDA error: an illegal memory access")
             if block in self.broken:
                 raise CompileError("cannot compile", "it", "too many registers")
             return Check(1.0 if block in self.wrong else 0.0, 0.1)

@@ -58,7 +58,8 @@ def bench(
                 progress=tell, count=count, peers=tuple(p for p in peers if p != "none") if peers else PEERS,
             )  # fmt: skip
         found, rows, ok = outcome.results, outcome.rows, outcome.ok
-        left = f", {outcome.left} left for lack of time" if outcome.left else ""
+        why = f"the device is lost: {outcome.lost}" if outcome.lost else "for lack of time"
+        left = f", {outcome.left} left ({why})" if outcome.left or outcome.lost else ""
         said = f"{outcome.measured} measured, {outcome.kept} kept{left}: {outcome.path}"
     if html is not None:
         from fusionreg.core.bench.page import write

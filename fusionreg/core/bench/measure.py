@@ -105,6 +105,10 @@ class Bench(Protocol):
         """Puts a workload in place; its memory is free again afterwards."""
         ...
 
+    def lost(self) -> str:
+        """Why the device is of no use to this process any more: an illegal access is not survived. "" while it is."""
+        ...
+
     def executed(self, subjects: Sequence[Subject]) -> Sequence[int | None]:
         """Instructions that one launch of what dispatch picks executes, for each; None where nothing can count them."""
         ...
@@ -118,7 +122,8 @@ class Outcome:
         results: everything that the file holds now.
         path: the file.
         rows: the rows of this call's workloads, kept ones included.
-        measured, kept, left: how many were measured, were there already, and had no time left.
+        measured, kept, left: how many were measured, were there already, and were not begun.
+        lost: why the device was of no use any more before the end, "" where it was to the last.
     """
 
     results: Results
@@ -127,6 +132,7 @@ class Outcome:
     measured: int = 0
     kept: int = 0
     left: int = 0
+    lost: str = ""
 
     @property
     def ok(self) -> bool:
@@ -165,14 +171,14 @@ def measure(
     every = tuple(subjects)
     run: Run | None = None
     done: list[tuple[str, str]] = []
-    kept = left = 0
+    kept, left, lost = 0, 0, ""
     for i, subject in enumerate(every):
         digest, there = subject.digest(bench.environment), results.find(subject.key)
-        if there is not None and there.digest == digest and set(bench.peers) <= set(there.peers) and not again:
+        if there is not None and _holds(there, digest, bench) and not again:
             done.append(subject.key)
             kept += 1
             continue
-        if time_limit is not None and clock() - started >= time_limit:
+        if lost or (time_limit is not None and clock() - started >= time_limit):
             left += 1
             continue
         if progress is not None:
@@ -181,10 +187,11 @@ def measure(
             date = datetime.now(UTC).isoformat(timespec="seconds")
             run = Run(date=date, environment=bench.environment, ceilings=bench.ceilings())
         row = _row(subject, bench, digest, run.ceilings)
+        lost = bench.lost()
         results = results.with_row(row, run)
         results.write(path)
         done.append(subject.key)
-    if count and done and (time_limit is None or clock() - started < time_limit):
+    if count and done and not lost and (time_limit is None or clock() - started < time_limit):
         if progress is not None:
             progress(len(every), len(every), "instructions")
         found = counted(results, every, bench, done, cache)
@@ -194,7 +201,12 @@ def measure(
     if progress is not None:
         progress(len(every), len(every), "")
     rows = tuple(r for r in map(results.find, done) if r is not None)
-    return Outcome(results, path, rows, len(done) - kept, kept, left)
+    return Outcome(results, path, rows, len(done) - kept, kept, left, lost)
+
+
+def _holds(row: Result, digest: str, bench: Bench) -> bool:
+    """Whether a row of the file stands for a measurement now: one that failed is tried again."""
+    return row.status != "failed" and row.digest == digest and set(bench.peers) <= set(row.peers)
 
 
 def _row(subject: Subject, bench: Bench, digest: str, ceilings: Ceilings) -> Result:
@@ -209,6 +221,9 @@ def _row(subject: Subject, bench: Bench, digest: str, ceilings: Ceilings) -> Res
             peer = prepared.peer
             columns, reason = compete(prepared.entrants, chosen)
             status = "differs" if reason else "measured"
+            lost = bench.lost()
+            if lost:  # the first competitor that failed is what did it; the reasons of those after it are no news
+                status, reason = "failed", next((f"{c.name}: {c.reason}" for c in columns if c.reason), lost)
     except (FusionregError, RuntimeError, MemoryError) as e:  # out of memory, a lost kernel: the next row may run
         status, reason = "failed", _said(e)
     row = Result(

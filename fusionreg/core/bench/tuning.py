@@ -54,6 +54,10 @@ class Tuner(Protocol):
         """Puts a workload in place; the function makes an entrant of a kernel with parameters."""
         ...
 
+    def lost(self) -> str:
+        """As of ``core.bench.Bench``."""
+        ...
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -131,7 +135,7 @@ def tune(
         again: try also what the cache knows.
         time_limit: seconds after which no further kernel is begun.
     """
-    started, every, found = clock(), tuple(subjects), []
+    started, every, found, lost = clock(), tuple(subjects), [], ""
     environment = tuning_environment(tuner.environment)
     for at, subject in enumerate(every):
         if progress is not None:
@@ -149,11 +153,14 @@ def tune(
                     found.append(_kept(subject, kernel, known))
                 elif key is None:
                     found.append(Tuned(kernel.key, name, reason="it cannot be rendered"))
+                elif lost:
+                    found.append(Tuned(kernel.key, name, reason=lost))
                 elif time_limit is not None and clock() - started >= time_limit:
                     found.append(Tuned(kernel.key, name, reason="no time left"))
                 else:
                     make = make or stack.enter_context(tuner.trials(subject))
                     made = _tune(subject, kernel, candidates, chosen, tuner, make, cache)
+                    lost = tuner.lost()
                     if made.params:
                         body = {"params": dict(made.params), "ms": made.ms, "default_ms": made.default_ms,
                                 "tried": made.tried}  # fmt: skip
@@ -194,6 +201,8 @@ def _tune(
             looks[at] = spread((entrant.glance or entrant.sample)()).median
         except (FusionregError, RuntimeError) as e:  # one that cannot be compiled or launched is no candidate
             reason = f"{dict(candidate.params)}: {e}"
+            if tuner.lost():
+                return Tuned(kernel.key, subject.workload.name, reason=reason)
             continue
         entrants[at] = entrant
         shares[at] = predict(candidate, target(subject.problem.target), multiprocessors, code).share

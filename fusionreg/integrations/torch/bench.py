@@ -94,14 +94,24 @@ class TorchBench:
             finally:
                 del place
                 torch._dynamo.reset()
-                torch.cuda.empty_cache()
+                if not self.lost():
+                    torch.cuda.empty_cache()
 
     @contextmanager
     def trials(self, subject: Subject) -> Iterator[Callable[[KernelEntry, Mapping[str, Any]], Entrant]]:
         """As :meth:`prepare`, for kernels with parameters of the caller's; see ``core.bench.tuning``."""
         with _settings():
             yield Workplace(subject, self.catalog, "cuda", self._cache, self._sample).ours
-        torch.cuda.empty_cache()
+        if not self.lost():
+            torch.cuda.empty_cache()
+
+    def lost(self) -> str:
+        """What the device says where no later call of this process can succeed."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as e:
+            return str(e).splitlines()[0]
+        return ""
 
     def executed(self, subjects: Sequence[Subject]) -> list[int | None]:
         """As the device counts them, under a profiler in a process of its own; where there is none, or it may not

@@ -32,6 +32,8 @@ class FakeBench:
         self.errors: dict[str, float] = {}
         self.fail: dict[str, Exception] = {}
         self.counts: dict[str, int] = {}
+        self.dead = ""
+        self.deadly = ""
 
     def clock(self) -> float:
         return self.now
@@ -50,6 +52,9 @@ class FakeBench:
         yield Prepared((*(self.entrant(k, True, 1.0) for k in kernels), self.entrant("eager", False, 2.0)), "x")
         self.now += 1.0
 
+    def lost(self) -> str:
+        return self.dead
+
     def executed(self, subjects) -> list[int | None]:
         self.log.append(f"count {' '.join(s.workload.name for s in subjects)}")
         return [self.counts.get(s.workload.name) for s in subjects]
@@ -57,6 +62,9 @@ class FakeBench:
     def entrant(self, name: str, ours: bool, ms: float) -> Entrant:
         def check() -> Check:
             self.log.append(f"check {name}")
+            if self.deadly == name or self.dead:
+                self.dead = "an illegal memory access"
+                raise RuntimeError(f"CUDA error: {self.dead}")
             return Check(self.errors.get(name, 1e-3), 2e-3)
 
         def sample() -> list[float]:
@@ -310,3 +318,17 @@ def test_nothing_is_counted_when_the_time_is_over(every, tmp_path) -> None:
     go(every, bench, tmp_path, time_limit=0.5)
     go(every, bench, tmp_path, count=False)
     assert not any(x.startswith("count") for x in bench.log)
+
+
+def test_a_lost_device_ends_the_run(every, tmp_path) -> None:
+    """An illegal access fails its own row alone: the next ones are not begun, and all of them are tried again."""
+    bench = FakeBench()
+    go(every[:1], bench, tmp_path)
+    bench.deadly = "plain"
+    found = go(every, bench, tmp_path)
+    assert (found.measured, found.kept, found.left) == (1, 1, 1) and not found.ok and "illegal" in found.lost
+    assert [(r.workload, r.status) for r in found.rows] == [("small", "measured"), ("large", "failed")]
+    assert found.rows[1].reason == "plain: RuntimeError: CUDA error: an illegal memory access"
+    assert not any(c.time for c in found.rows[1].columns) and bench.log[-1] == "check eager"
+    again = go(every, FakeBench(), tmp_path)
+    assert (again.measured, again.kept) == (2, 1) and again.ok and not again.lost

@@ -57,6 +57,17 @@ def test_the_time_limit_and_kernels_without_a_choice(tmp_path, cache) -> None:
     assert tune([subject_of(made(tmp_path / "b", blocks=(64,)))], FakeTuner({}), cache) == ()
 
 
+def test_a_lost_device_ends_the_search(tmp_path, cache) -> None:
+    catalog = made(tmp_path)
+    both = [subject_of(catalog), subject_of(catalog, name="other", axes=ROW.axes | {"M": 999})]
+    tuner = FakeTuner({64: 1.0, 128: 1.0, 256: 1.0})
+    tuner.deadly = 128
+    first, second = tune(both, tuner, cache)
+    assert first.params == {} and "{'BLOCK': 128}: CUDA error" in first.reason and "illegal" in second.reason
+    assert [x for x in tuner.log if "check" in x][-1] == "check 128"
+    assert all(t.params and not t.kept for t in tune(both, FakeTuner({64: 1.0, 128: 2.0, 256: 2.0}), cache))
+
+
 def test_what_the_key_tells_apart(tmp_path) -> None:
     catalog = made(tmp_path)
     entry = catalog["acme.add_relu"]

@@ -73,7 +73,7 @@ def test_a_run(cli, monkeypatch, tmp_path, status, code) -> None:
 
     monkeypatch.setattr(benching, "bench", bench)
     ran = cli("bench", "acme.add_relu", "--only", "S8*", "--again", "--time-limit", "60", "--out", tmp_path)
-    assert ran.code == code and "1 measured, 0 kept, 2 left for lack of time" in ran.out
+    assert ran.code == code and "1 measured, 0 kept, 2 left (for lack of time)" in ran.out
     assert ("NaN" in ran.out) == (status != "measured")
     assert (asked["names"], asked["only"], asked["again"], asked["time_limit"], asked["out"]) == (
         ["acme.add_relu"], ["S8*"], True, 60.0, tmp_path,
