@@ -26,11 +26,12 @@ VECTOR = KernelSpec(
     regions="*",
     strides="*",
     requires=("widest > 1",),
-    params={"VEC": (16, 8, 4, 2), "UNROLL": (1, 2, 4), "THREADS": (128, 256, 512)},
+    params={"VEC": (16, 8, 4, 2), "UNROLL": (1, 2)},
+    constants={"THREADS": "256"},
     valid=("VEC <= widest", "VEC * element_bytes <= 16 or VEC == 2"),
     grid="ceildiv(elements, VEC * UNROLL * THREADS)",
     block="THREADS",
-    estimate="2.5e-6 + (traffic + 4 * scattered) / 4e12",
+    estimate="2.5e-6 + (traffic + 6 * scattered) / 4e12",
 )
 
 STRIDED = KernelSpec(
@@ -40,11 +41,11 @@ STRIDED = KernelSpec(
     summary="any strides, an element at a time",
     regions="*",
     strides="*",
-    params={"UNROLL": (4, 1), "THREADS": (256,)},
-    constants={"VEC": "1"},
+    params={"UNROLL": (4, 1)},
+    constants={"VEC": "1", "THREADS": "256"},
     grid="ceildiv(elements, UNROLL * THREADS)",
     block="THREADS",
-    estimate="2.5e-6 + (2 * traffic + 4 * scattered) / 4e12",
+    estimate="2.5e-6 + (1.2 * traffic + 6 * scattered) / 4e12",
 )
 
 TRANSPOSED = KernelSpec(
@@ -54,14 +55,9 @@ TRANSPOSED = KernelSpec(
     summary="operands contiguous along another axis go through shared memory, so that every access is a run",
     regions="*",
     strides="*",
-    params={"VEC": (16, 8, 4, 2, 1), "THREADS": (256, 128, 512, 1024)},
-    valid=(
-        "VEC <= tile_widest",
-        "VEC == 1 or VEC * element_bytes <= 16",
-        f"{EDGE} * {EDGE} % (VEC * THREADS) == 0",
-        f"{EDGE} * {EDGE} <= VEC * THREADS * 4",
-    ),
-    constants={"EDGE": EDGE},
+    params={"VEC": (16, 8, 4, 2, 1)},
+    valid=("VEC <= tile_widest", "VEC == 1 or VEC * element_bytes <= 16"),
+    constants={"EDGE": EDGE, "THREADS": "128 if VEC == 2 else 256"},
     grid=(
         "ceildiv(columns, EDGE)",
         f"min(ceildiv(depth, EDGE), {MOST})",
