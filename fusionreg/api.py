@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fusionreg.core.ir import Graph
 from fusionreg.core.matcher import find as matcher
+from fusionreg.core.matcher.match import Matches
 from fusionreg.core.matcher.regions import Maker
 from fusionreg.core.planner import plan as planner
 from fusionreg.core.planner.costs import CostModel
@@ -16,7 +17,7 @@ from fusionreg.core.render.pointwise import supported
 from fusionreg.core.runtime import Runtime
 
 if TYPE_CHECKING:
-    from fusionreg.core.matcher.match import Match, Matches
+    from fusionreg.core.matcher.match import Match
     from fusionreg.core.planner.plan import Plan, Policy
     from fusionreg.core.runtime import Bound
     from fusionreg.model import FusedModel
@@ -122,22 +123,23 @@ class Registry(Mapping[str, FusionEntry]):
     def match(self, model: Any, *example: Any, explain: bool = False) -> Matches:
         """All legal matches of all fusions; with ``explain`` also the deepest failed match per site."""
         graph = self.graph(model, *example)
-        catalog = self.catalog
-        return matcher.find(graph, self._fusions, catalog.ops, explain=explain, maker=self._maker)
+        found = self._find(graph, explain)
+        return Matches((*found.matches, *self._regions(graph)), found.failures)
+
+    def _find(self, graph: Graph, explain: bool = False) -> Matches:
+        return matcher.find(graph, self._fusions, self.catalog.ops, explain=explain, maker=self._maker)
+
+    def _regions(self, graph: Graph, taken: Collection[str] = ()) -> Iterator[Match]:
+        return matcher.captured(graph, self._fusions, self.catalog.ops, self._maker, taken)
 
     def plan(self, model: Any, *example: Any, policy: Policy = "balanced", matches: Matches | None = None) -> Plan:
         """The set of matches that saves most time under ``policy``."""
         graph = self.graph(model, *example)
-        found = self.match(graph) if matches is None else matches
+        found = self._find(graph) if matches is None else matches
         cost = CostModel(self.catalog.ops, measured=self.runtime.expected)
-        catalog = self.catalog
-
-        def regions(taken: frozenset[str]) -> Iterator[Match]:
-            return matcher.captured(graph, self._fusions, catalog.ops, self._maker, taken)
-
         return planner.plan(
-            graph, found.matches, cost=cost, policy=policy, accepts=self.runtime.refusal, fusions=catalog,
-            regions=regions,
+            graph, found.matches, cost=cost, policy=policy, accepts=self.runtime.refusal, fusions=self.catalog,
+            regions=partial(self._regions, graph),
         )  # fmt: skip
 
     def fuse(self, model: Any, *example: Any, policy: Policy = "balanced", dynamic_shapes: Any = None) -> Any:

@@ -61,17 +61,15 @@ def find(
     explain: bool = False,
     maker: Maker | None = None,
 ) -> Matches:
-    """All sites of all fusions in a graph, overlapping ones too, ordered by root, then fusion; captured regions last.
+    """All sites of all fusions with a pattern in a graph, overlapping ones too, ordered by root, then fusion.
 
     Args:
         graph: with types; values of unknown rank match nothing.
         fusions: entries of a catalog.
         ops: the vocabulary their patterns were parsed with.
         explain: also report, for each root operator and fusion without a match there, the deepest partial match.
-        maker: without it open fusions match nothing, and no slot is filled.
+        maker: where it is given, a site that slots take point-wise operators around is there with them, too.
     """
-    fusions = tuple(fusions)
-    regions = captured(graph, fusions, ops, maker) if maker is not None else ()
     entries = sorted(fusions, key=lambda f: (f.spec.name, f.plugin))
     patterns = [(e, s) for e, f in enumerate(entries) for s in range(len(f.patterns))]
     checkers: dict[int, Checker] = {}
@@ -99,7 +97,7 @@ def find(
             if grown is not None:
                 name = maker.derive(entries[key[1]], grown[0]).spec.name
                 matches.append(replace(grown[1], fusion=name, base=best[key].fusion))
-    return Matches((*matches, *regions), failures)
+    return Matches(tuple(matches), failures)
 
 
 def slots_of(fusion: Any) -> tuple[str, ...]:
