@@ -29,8 +29,9 @@ GELU = {
 
 PENDING = "no GPU has run all its cases yet"
 
-#: Proven on an H200; a part of the same architecture with fewer multiprocessors would refuse the cooperative launch.
-SMALL_PARTS = "its grid assumes the multiprocessors of an H200"
+#: Rows that a block of about THREADS threads works on; each that is spread over several warps needs a barrier, and a
+#: block has 15 beside its own.
+GROUPS = "max(1, min(THREADS // LANES, 15 if LANES > 32 else 32))"
 
 #: Longest row that a block keeps in registers.
 LONGEST = 32768
@@ -61,7 +62,36 @@ def _forward(
 ) -> tuple[KernelSpec, ...]:
     """``rows``: tensors of the row's size that move; ``pending``: why dispatch must not choose kernel ``rows`` yet."""
     seconds = f"{rows} * M * N * bits(T) / 8"
+    held = 2 if "MEAN" in parts else 1
     return (
+        KernelSpec(
+            name="stream",
+            pending=PENDING,
+            template="row_stream.cu.j2",
+            summary="blocks that stay, row after row, the next one under way while one is computed",
+            requires=(
+                f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}",
+                f"N <= {28672 // held}",
+                f"M * N < {2**35}",
+            ),
+            params={
+                "EXACT": (1, 0),
+                "ITEMS": (4, 3, 2, 1),
+                "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024),
+                "THREADS": (512, 640) if "RESIDUAL" in parts else (768, 896),
+            },
+            valid=(
+                "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
+                "ITEMS in (2, 4) or LANES == 32",
+                "N > (LANES - 32) * ITEMS * 8",
+                "N > LANES * (ITEMS - 1) * 8",
+            ),
+            constants={**_constants(parts), "GROUPS": GROUPS},
+            grid="min(M, multiprocessors)",
+            block="LANES * GROUPS",
+            shared_memory=f"LANES * ITEMS * {32 * held} + GROUPS * LANES // 2",
+            estimate=f"4e-6 + {seconds} / 4.2e12",
+        ),
         KernelSpec(
             name="rows",
             pending=pending,
@@ -98,14 +128,13 @@ def _backward(
 ) -> tuple[KernelSpec, ...]:
     """Sums over rows need a barrier over the grid: a cooperative launch of as many blocks as are resident at once.
 
-    One block of 512 threads, at most 128 registers each, fits any multiprocessor: the 132 of an H200, and at least 64
-    of the parts before it.
+    One block of 512 threads, at most 128 registers each, fits any multiprocessor, so there is one for each.
     """
     seconds = f"{rows} * M * N * bits(T) / 8"
     columns = 2 if "MEAN" in parts else 1
 
     def kernel(name: str, summary: str, template: str, threads: str, at_once: str, **fields: Any) -> KernelSpec:
-        blocks = f"max(1, min(ceildiv(M, {at_once}), 132 if has(cluster) else 64))"
+        blocks = f"max(1, min(ceildiv(M, {at_once}), multiprocessors))"
         return KernelSpec(
             name=name,
             pending=pending,
@@ -122,6 +151,36 @@ def _backward(
 
     speed = "/ (4e12 if VEC > 1 else 1e12)"
     return (
+        KernelSpec(
+            name="stream",
+            pending=PENDING,
+            template="row_backward_stream.cu.j2",
+            summary="blocks that stay; x and dy read once, sums over rows in registers to the end",
+            requires=(
+                f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}",
+                "N <= 12288",
+                f"M * N < {2**35}",
+            ),
+            params={
+                "EXACT": (1, 0),
+                "ITEMS": (2, 4, 3, 1),
+                "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768),
+                "THREADS": (512, 384, 256),
+            },
+            valid=(
+                "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
+                "N > (LANES - 32) * ITEMS * 8",
+                "N > LANES * (ITEMS - 1) * 8",
+            ),
+            constants={**_constants(parts), "GROUPS": GROUPS},
+            grid="max(1, min(M, multiprocessors))",
+            block="LANES * GROUPS",
+            shared_memory=f"max(LANES * ITEMS * 32 + GROUPS * LANES // 2, {columns} * N * 4)",
+            cooperative=True,
+            workspace=f"max(1, min(M, multiprocessors)) * {columns} * max(N, 1) * 4",
+            min_blocks=1,
+            estimate=f"5e-6 + {seconds} / 4.2e12",
+        ),
         kernel(
             "rows",
             "x and dy in registers, read once; one, two or four rows of a block at once",
@@ -271,7 +330,7 @@ RMSNORM_BACKWARD = _fusion(
     {"dy": ROW, "x": ROW, "scale": "T[N]"},
     {"dx": ROW, "dscale": "T[N]"},
     EPSILON,
-    _backward({}, ("dy", "x", "scale", "dx"), 3, pending=SMALL_PARTS),
+    _backward({}, ("dy", "x", "scale", "dx"), 3),
     tags=("training", "backward"),
 )
 

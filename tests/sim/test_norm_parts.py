@@ -1,0 +1,51 @@
+"""Backward row kernels on parts of other sizes: a grid that fits, and the same gradients from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fusionreg.core.conformance.coverage import problem_of
+from fusionreg.core.conformance.execute import Job, execute, prepare
+from fusionreg.core.conformance.simulated import SimExecutor
+from fusionreg.core.conformance.trial import Trial
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.problem import select
+from fusionreg.core.registry import catalog as registry
+
+CATALOG = registry.load(allow=("norm",))
+BACKWARD = [
+    (name, kernel.spec.name)
+    for name, entry in CATALOG.fusions.items()
+    for kernel in entry.kernels
+    if kernel.spec.template.startswith("row_backward")
+]
+ROWS = FrozenDict(M=37, N=40)
+
+
+def trial(entry):
+    values = {name: attribute.default for name, attribute in entry.spec.attributes.items()}
+    return Trial("part", FrozenDict(T="float32"), ROWS, attributes=FrozenDict(values))
+
+
+@pytest.mark.parametrize(("fusion", "kernel"), BACKWARD)
+@pytest.mark.parametrize("multiprocessors", [1, 16, 132, 188])
+def test_the_grid_is_resident_at_once(fusion, kernel, multiprocessors):
+    entry = CATALOG[fusion]
+    problem = problem_of(entry, trial(entry), "sm_90a", multiprocessors)
+    chosen = next(c for c in select(entry, problem, pending=True).accepted if c.kernel.name == kernel)
+    assert chosen.launch.cooperative
+    assert 1 <= chosen.launch.blocks <= multiprocessors
+    assert chosen.launch.threads * 128 <= 65536  # registers: one block fits
+
+
+@pytest.mark.parametrize(("fusion", "kernel"), BACKWARD)
+def test_gradients_from_a_small_part(fusion, kernel, sim_cache):
+    """Three multiprocessors: every block takes many rows, and the sums over rows have few parts."""
+    entry, executor = CATALOG[fusion], SimExecutor(sim_cache, ahead=False)
+    executor.multiprocessors = 3
+    job = prepare(entry, entry.kernel(kernel), trial(entry), executor)
+    assert isinstance(job, Job), job.reason
+    assert job.candidate.launch.blocks <= 3 and np.prod(job.arrays["dy"].shape) == 37 * 40
+    found = execute(job, executor, CATALOG.ops)
+    assert found.status.name == "PASSED", found.reason
