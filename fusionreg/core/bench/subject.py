@@ -10,14 +10,14 @@ from fnmatch import fnmatch
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ..conformance.coverage import open_dtypes
+from ..conformance.coverage import problem_of
 from ..conformance.reference import graph_of
 from ..conformance.trial import Trial
 from ..errors import FusionregError, SpecError, UnknownNameError
 from ..frozen import EMPTY, FrozenDict
 from ..ir import Graph
 from ..ops import Vocabulary
-from ..problem import Candidate, Problem, Selection, Tensor, bind, select
+from ..problem import Candidate, Problem, Selection, select
 from ..proof.evidence import stripped
 from ..render import render
 from ..spec import Workload
@@ -120,27 +120,13 @@ def _fitting(
     levels = [(named[n],) if named.get(n) is not None else forms for n, forms in several.items()]
     for forms in product(*levels):
         made = trial.with_(workload.name, forms=dict(zip(several, forms, strict=True)))
-        try:
-            return made, bind(entry, _tensors(entry, made), {**made.keywords, **open_dtypes(entry, made)}, target,
-                              multiprocessors)  # fmt: skip
-        except FusionregError:
-            continue
+        problem = problem_of(entry, made, target, multiprocessors)
+        if problem is not None:
+            return made, problem
     raise SpecError(
         "unusable workload", f"{workload.name!r} of {entry.name}", f"axes {dict(workload.axes)}",
         "what the fusion's constraints admit", fusion=entry.name, field="workloads",
     )  # fmt: skip
-
-
-def _tensors(entry: FusionEntry, trial: Trial) -> dict[str, Tensor]:
-    """The inputs as they lie in memory."""
-    found = {}
-    for name, shape in trial.shapes(entry).items():
-        tensor = Tensor.contiguous(trial.dtype_of(entry, name), shape)
-        if trial.layouts.get(name) == "channels_last" and len(shape) > 2:
-            batch, *places, channel = Tensor.contiguous(tensor.dtype, (shape[0], *shape[2:], shape[1])).strides
-            tensor = Tensor(tensor.dtype, shape, (batch, channel, *places))
-        found[name] = tensor
-    return found
 
 
 def subjects(

@@ -57,17 +57,34 @@ def _row(levels: Sequence[Any], declared: Sequence[Factor], axes: FrozenDict[str
 def problem_of(
     entry: FusionEntry, trial: Trial, target: str, multiprocessors: int | None = None
 ) -> Problem | None:
-    """The trial's problem on contiguous tensors; None where the fusion's own contract excludes it.
+    """The trial's problem on contiguous tensors, or such as are channels last; None where the fusion's own contract
+    excludes it.
 
     ``multiprocessors``: as for ``problem.bind``.
     """
-    tensors = {
-        name: Tensor.contiguous(trial.dtype_of(entry, name), shape) for name, shape in trial.shapes(entry).items()
-    }
+    keywords = {**trial.keywords, **open_dtypes(entry, trial)}
     try:
-        return bind(entry, tensors, {**trial.keywords, **open_dtypes(entry, trial)}, target, multiprocessors)
+        return bind(entry, tensors_of(entry, trial), keywords, target, multiprocessors)
     except FusionregError:
         return None
+
+
+def tensors_of(entry: FusionEntry, trial: Trial) -> dict[str, Tensor]:
+    """The inputs as they lie in memory, contiguous where they are not channels last."""
+    found = {}
+    for name, shape in trial.shapes(entry).items():
+        tensor = Tensor.contiguous(trial.dtype_of(entry, name), shape)
+        if trial.layouts.get(name) == "channels_last" and len(shape) > 2:
+            batch, *places, channel = Tensor.contiguous(tensor.dtype, (shape[0], *shape[2:], shape[1])).strides
+            tensor = Tensor(tensor.dtype, shape, (batch, channel, *places))
+        found[name] = tensor
+    return found
+
+
+def _channels_last(entry: FusionEntry, row: Trial) -> Trial:
+    """The row with every input that has places behind its channels stored channels last."""
+    names = [n for n, shape in row.shapes(entry).items() if len(shape) > 2]
+    return row.with_(row.name, layouts=dict.fromkeys(names, "channels_last"))
 
 
 def open_dtypes(entry: FusionEntry, trial: Trial) -> dict[str, str]:
@@ -79,7 +96,8 @@ def open_dtypes(entry: FusionEntry, trial: Trial) -> dict[str, str]:
 def rows(
     entry: FusionEntry, kernel: KernelEntry, axes: FrozenDict[str, int], target: str, limit: int | None
 ) -> tuple[list[Trial], list[Trial], list[Trial]]:
-    """Combinations on contiguous tensors of extents ``axes``: (plain, further, refused).
+    """Combinations on contiguous tensors of extents ``axes``, or on tensors that are channels last where the kernel
+    accepts no others: (plain, further, refused).
 
     plain: one per dtype combination that the kernel accepts; it leaves optional steps out where it can, so that nothing
     saturates and hides an error. further: more of them, until every pair of levels is covered or ``limit`` is reached;
@@ -91,11 +109,17 @@ def rows(
     refused: dict[tuple[Any, ...], Trial] = {}
     for levels in _levels(declared, kernel.key):
         row = _row(levels, declared, axes)
-        problem = problem_of(entry, row, target)
-        if problem is None:
+        tried = [row, _channels_last(entry, row)] if kernel.spec.strides else [row]
+        problems = [problem_of(entry, r, target) for r in tried]
+        if problems[0] is None:
             continue
-        if any(c.kernel is kernel for c in select(entry, problem, pending=True).accepted):
-            accepted.append((levels, row))
+        fitting = (
+            r
+            for r, p in zip(tried, problems, strict=True)
+            if p is not None and any(c.kernel is kernel for c in select(entry, p, pending=True).accepted)
+        )
+        if (found := next(fitting, None)) is not None:
+            accepted.append((levels, found))
         else:
             refused.setdefault(tuple(row.dtypes.values()), row)
     accepted.sort(key=lambda p: tuple(p[1].dtypes.values()))  # stable
