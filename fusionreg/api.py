@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fusionreg.core.ir import Graph
 from fusionreg.core.matcher import find as matcher
 from fusionreg.core.matcher.match import Matches
-from fusionreg.core.matcher.regions import Maker
+from fusionreg.core.matcher.regions import Maker, near_misses
 from fusionreg.core.planner import plan as planner
 from fusionreg.core.planner.costs import CostModel
 from fusionreg.core.registry.catalog import Catalog, FusionEntry, load
@@ -124,7 +124,9 @@ class Registry(Mapping[str, FusionEntry]):
         """All legal matches of all fusions; with ``explain`` also the deepest failed match per site."""
         graph = self.graph(model, *example)
         found = self._find(graph, explain)
-        return Matches((*found.matches, *self._regions(graph)), found.failures)
+        open_fusions = [f.name for f in self._fusions if f.spec.open] if explain else []
+        near = [m for name in open_fusions for m in near_misses(graph, self.catalog.ops, supported, name)]
+        return Matches((*found.matches, *self._regions(graph)), (*found.failures, *near))
 
     def _find(self, graph: Graph, explain: bool = False) -> Matches:
         return matcher.find(graph, self._fusions, self.catalog.ops, explain=explain, maker=self._maker)

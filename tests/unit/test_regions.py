@@ -10,7 +10,7 @@ import pytest
 from fusionreg.core.errors import SpecError
 from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ir import Graph, GraphBuilder, Value
-from fusionreg.core.matcher.regions import MAX_NODES, MAX_TENSORS, Capture, capture
+from fusionreg.core.matcher.regions import CODE, MAX_NODES, MAX_RANK, MAX_TENSORS, SPACE, Capture, capture, near_misses
 from fusionreg.core.ops import default_vocabulary
 from fusionreg.core.pattern.instantiate import instantiate
 from fusionreg.core.registry.catalog import load
@@ -21,7 +21,7 @@ from fusionreg.core.spec import FusionSpec, Region
 from fusionreg.hookspecs import hookimpl
 
 OPS = default_vocabulary()
-SPACE = (3, 4)
+SHAPE = (3, 4)
 OPEN = {"api": 1, "name": "points.region", "pattern": "region", "inputs": {}, "outputs": {}, "dtypes": {}}
 
 
@@ -31,13 +31,13 @@ class Build:
     def __init__(self) -> None:
         self.b = GraphBuilder("model")
 
-    def input(self, name: str, shape: tuple = SPACE, dtype: str = "float32") -> str:
+    def input(self, name: str, shape: tuple = SHAPE, dtype: str = "float32") -> str:
         return self.b.input(name, dtype, shape)
 
     def constant(self, name: str, value: object, dtype: str = "float32") -> str:
         return self.b.constant(name, np.asarray(value, dtype=dtype), dtype)
 
-    def __call__(self, op: str, *inputs: str, shape: tuple = SPACE, dtype: str = "float32", **attrs: object) -> str:
+    def __call__(self, op: str, *inputs: str, shape: tuple = SHAPE, dtype: str = "float32", **attrs: object) -> str:
         name = self.b.fresh(op.lower())
         self.b.node(op, inputs, (Value(name, dtype, shape),), attrs=attrs)
         return name
@@ -282,6 +282,19 @@ def test_regions_are_bounded():
         x = g("Add", x, g.input(f"y{i}"))
     found = captures(g.done(x))
     assert [len(f.inputs) + len(f.outputs) for f in found] == [MAX_TENSORS, 8]
+
+
+def test_why_a_node_is_in_no_region():
+    g = Build()
+    x = g.input("x", dtype="complex64")
+    y = g("Add", x, x, dtype="complex64")
+    deep = g.input("deep", (1,) * (MAX_RANK + 1))
+    z = g("Relu", deep, shape=(1,) * (MAX_RANK + 1))
+    graph = g.done(y, z)
+    first, second = near_misses(graph, OPS, supported, "points.region")
+    assert first.clause == CODE and "complex64" in first.found
+    assert second.clause == SPACE and str(MAX_RANK) in second.expected
+    assert captures(graph) == []
 
 
 def test_equal_programs_are_one_fusion(catalog):

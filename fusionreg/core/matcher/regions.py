@@ -17,11 +17,15 @@ from ..frozen import FrozenDict
 from ..ir import Dim, Graph, Node, Shape, Value
 from ..spec import OpSpec, Region
 from .legality import Legality, mutated
+from .match import FailedMatch
 
 #: Operators, and tensors in and out, of one region at most: registers and launch parameters are finite.
 MAX_NODES, MAX_TENSORS = 96, 24
 #: Axes of an iteration space at most.
 MAX_RANK = 8
+
+SPACE = "the iteration space"
+CODE = "the generated code"
 
 _FREE = frozenset({"Identity"})
 
@@ -78,6 +82,21 @@ def capture(
         if found is None or rules.check(nodes, found.inputs.values(), frozenset(found.outputs.values())):
             continue
         yield found
+
+
+def near_misses(graph: Graph, ops: Mapping[str, OpSpec], refuses: Refuses, fusion: str) -> Iterator[FailedMatch]:
+    """Point-wise nodes that no region can hold, each with the reason."""
+    for node in graph.nodes:
+        spec = ops.get(node.op)
+        if spec is None or not spec.pointwise or all(graph.is_constant(i) for i in node.inputs if i):
+            continue
+        shape = graph.values[node.outputs[0]].shape if node.outputs[0] else None
+        if shape is None or len(shape) > MAX_RANK:
+            found, expected = f"{graph.values[node.outputs[0]]}", f"a known rank of at most {MAX_RANK}"
+            yield FailedMatch(fusion, node.name, 0, SPACE, node.name, node.source, found, expected)
+        elif reason := refuses(node, graph.values, ops):
+            expected = "an operator that has CUDA text for its dtypes"
+            yield FailedMatch(fusion, node.name, 0, CODE, node.name, node.source, reason, expected)
 
 
 @dataclass(eq=False)
