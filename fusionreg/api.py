@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from fusionreg.core.errors import ArgumentError
 from fusionreg.core.ir import Graph
 from fusionreg.core.matcher import find as matcher
 from fusionreg.core.matcher.match import Matches
@@ -15,6 +16,7 @@ from fusionreg.core.planner.costs import CostModel
 from fusionreg.core.registry.catalog import Catalog, FusionEntry, load
 from fusionreg.core.render.pointwise import supported
 from fusionreg.core.runtime import Runtime
+from fusionreg.core.runtime.dispatch import DEVICES
 
 if TYPE_CHECKING:
     from fusionreg.core.matcher.match import Match
@@ -35,7 +37,10 @@ def load_registry(
         options: further arguments of ``core.registry.catalog.load``: ``allow``, ``deny``, ``extra_plugins``.
 
     Returns: a new, independent :class:`Registry`; nothing is kept in the module.
+    Raises: :class:`ArgumentError` for another word for ``device``.
     """
+    if device not in DEVICES:
+        raise ArgumentError("cannot run", "calls", f"device {device!r}", f"one of {', '.join(DEVICES)}")
     return Registry(load(strict=strict, **options), device=device, frozen=frozen)
 
 

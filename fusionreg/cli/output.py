@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,6 +88,16 @@ def progress(description: str, quiet: bool = False) -> Iterator[Any]:
             bar.update(task, completed=done, total=total, what=what)
 
         yield tell
+
+
+def writable(path: Path) -> None:
+    """Told before the work: :class:`OSError` where a file could not be written at ``path``; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    there = path.exists()
+    with path.open("ab"):
+        pass
+    if not there:
+        path.unlink()
 
 
 def number(value: float | None) -> str:

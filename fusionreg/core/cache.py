@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .errors import CacheError
 from .frozen import EMPTY, FrozenDict
 from .places import cache_directory
 
@@ -99,7 +101,7 @@ class Cache:
 
     Args:
         directory: its folder; None takes :func:`~fusionreg.core.places.cache_directory`.
-        limit: bytes to keep; ``FUSIONREG_CACHE_SIZE`` (bytes), else 4 GiB.
+        limit: bytes to keep; ``FUSIONREG_CACHE_SIZE`` (bytes; :class:`CacheError` for what is no number), else 4 GiB.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, limit: int | None = None) -> None:
@@ -278,10 +280,12 @@ class Cache:
 
 
 def _limit() -> int:
-    try:
-        return int(os.environ.get("FUSIONREG_CACHE_SIZE", "")) or DEFAULT_LIMIT
-    except ValueError:
+    text = os.environ.get("FUSIONREG_CACHE_SIZE", "").strip()
+    if not text:
         return DEFAULT_LIMIT
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise CacheError("bad cache size", "in FUSIONREG_CACHE_SIZE", repr(text), "a number of bytes, e.g. 4294967296")
+    return int(text)
 
 
 def _digest(key: str, data: bytes, meta: bytes) -> bytes:

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from .errors import ArgumentError
+from .registry.catalog import load
 
 FILES = ("pyproject.toml", "{package}.py", "{stem}.cu.j2", "test_{stem}.py")
 
@@ -47,6 +48,12 @@ def create(name: str, directory: Path | None = None) -> Path:
         target.parent.mkdir(exist_ok=True)
         target.write_text(text, "utf-8")
     return folder
+
+
+def prefix_owner(name: str) -> str:
+    """The installed plugin that owns the first word of ``name``, or ""."""
+    prefix = name.partition(".")[0]
+    return next((p.name for p in load().plugins if prefix in (p.name.replace("-", "_"), *p.prefixes)), "")
 
 
 _PLAIN = str.maketrans("", "", "{}")

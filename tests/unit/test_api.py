@@ -279,3 +279,9 @@ def test_frozen_uses_shipped_parameters_alone() -> None:
 
     assert isinstance(fusionreg.load_registry().runtime.tuned, TunedParameters)
     assert isinstance(fusionreg.load_registry(frozen=True).runtime.tuned, ShippedParameters)
+
+
+@pytest.mark.parametrize("device", ["gpu", "CUDA", "", None])
+def test_a_device_that_is_none_is_told_at_once(device):
+    with pytest.raises(ArgumentError, match="one of auto, sim, cuda"):
+        fusionreg.load_registry(device=device)

@@ -13,6 +13,7 @@ import warnings
 import pytest
 
 from fusionreg.core.cache import Cache, CacheWarning, cache_key
+from fusionreg.core.errors import CacheError
 from fusionreg.core.places import cache_directory
 
 KEY = cache_key({"source": "a", "arch": "sm_80"})
@@ -252,3 +253,14 @@ def test_why_a_key_missed(cache, part):
     miss = cache.explain_miss("cubin", "gemm.bias/plain", {**PARTS, part: "new"})
     assert miss.differs == (part,) and part in str(miss) and miss.nearest == cache_key(PARTS)
     assert "nothing is cached for other" in str(cache.explain_miss("cubin", "other", PARTS))
+
+
+@pytest.mark.parametrize("text", ["4G", "-1", "0", "1e9", "none"])
+def test_a_size_that_is_no_number_of_bytes(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("FUSIONREG_CACHE_SIZE", text)
+    with pytest.raises(CacheError, match="FUSIONREG_CACHE_SIZE"):
+        Cache(tmp_path)
+    assert Cache(tmp_path, limit=5).limit == 5
+    for good, limit in (("4096", 4096), ("", 4 << 30), (" 8 ", 8)):
+        monkeypatch.setenv("FUSIONREG_CACHE_SIZE", good)
+        assert Cache(tmp_path).limit == limit

@@ -35,9 +35,15 @@ def new(
     directory: Annotated[Path | None, typer.Option("--dir", help="Where to put it (default: ./NAME).")] = None,
 ) -> None:
     """Makes a plugin distribution with one working fusion, its kernel and its test."""
-    from fusionreg.core.scaffold import create
+    from fusionreg.core.scaffold import create, prefix_owner
 
     made = create(name, directory)
+    if owner := prefix_owner(name):
+        typer.echo(
+            f"warning: the prefix {name.split('.')[0]} is that of the installed plugin {owner}: beside it, this one "
+            "will not load; choose another first word",
+            err=True,
+        )
     typer.echo(f"made {made}\nnext:\n  pip install -e {made}\n  fusionreg run {name}")
 
 

@@ -56,17 +56,21 @@ def show(
     name: Annotated[str, typer.Argument(help="a fusion")],
     json: Json = False,
     source: Annotated[bool, typer.Option("--source", help="Print the rendered CUDA of each kernel.")] = False,
-    arch: Annotated[str, typer.Option(help="Architecture to render for, e.g. sm_90a.")] = "sm_90a",
-    kernel: Annotated[str, typer.Option(help="Only this kernel.")] = "",
-    dtype: Annotated[str, typer.Option(help="Dtype of every dtype variable (default: its first).")] = "",
+    arch: Annotated[str, typer.Option(help="Architecture to render for (default: sm_90a); of --source.")] = "",
+    kernel: Annotated[str, typer.Option(help="Only this kernel; of --source.")] = "",
+    dtype: Annotated[str, typer.Option(help="Of every dtype variable (default: its first); of --source.")] = "",
 ) -> None:
     """One fusion: its pattern, tensors, constraints and kernels; with --source the CUDA that would be compiled."""
     from fusionreg.core import describe
+    from fusionreg.core.errors import ArgumentError
     from fusionreg.core.registry.catalog import load
 
+    given = [f"--{k}" for k, v in (("arch", arch), ("kernel", kernel), ("dtype", dtype)) if v]
+    if given and not source:
+        raise ArgumentError("cannot show", name, f"{' and '.join(given)} without --source", "--source with these")
     entry = load()[name]
     if source:
-        units = list(describe.sources(entry, arch=arch, kernel=kernel, dtype=dtype))
+        units = list(describe.sources(entry, arch=arch or "sm_90a", kernel=kernel, dtype=dtype))
         if json:
             return print_json(
                 [

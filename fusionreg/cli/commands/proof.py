@@ -11,7 +11,7 @@ import typer
 
 from fusionreg.cli.choices import Cases, Device, Policy
 from fusionreg.cli.main import FAILED, USAGE, app
-from fusionreg.cli.output import console, number, print_json, progress, table
+from fusionreg.cli.output import console, number, print_json, progress, table, writable
 
 if TYPE_CHECKING:
     from fusionreg.api import Registry
@@ -56,10 +56,12 @@ def run(
     from fusionreg.api import load_registry
     from fusionreg.core.proof.prove import prove
 
-    registry = load_registry(strict=strict, device=device.value)
     if evidence and device is not Device.CUDA:
         typer.echo("error: --evidence records a GPU run: add --device cuda", err=True)
         raise typer.Exit(USAGE)
+    for path in filter(None, (report, junit, evidence)):
+        writable(path)
+    registry = load_registry(strict=strict, device=device.value)
     models = [t for t in targets or () if _is_model(t)]
     fusions = [t for t in targets or () if not _is_model(t)]
     found = _checked_models(registry, models, device, policy, seed, explain, quiet=json)
@@ -161,6 +163,9 @@ def show_evaluations(found: Report) -> None:
         table(
             "\nfailures", ("case", "status", "reason"), [(e.key, e.status, e.reason) for e in found.failures], status=1
         )
+    for kernel in found.unproven:
+        why = next(e.reason for e in found.evaluations if f"{e.fusion}/{e.kernel}" == kernel)
+        typer.echo(f"nothing of {kernel} was compiled or executed, so that it is not proven: {_short(why)}", err=True)
     counts = ", ".join(f"{n} {status}" for status, n in found.counts.items())
     device = found.environment.get("device", "")
     typer.echo(f"\n{counts} on {device}")

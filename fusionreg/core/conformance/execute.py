@@ -94,7 +94,10 @@ def prepare(
         selection = select(entry, problem, pending=True)
         chosen = next((c for c in selection.accepted if c.kernel is kernel), None)
         if chosen is None:
-            reason = next((r.reason for r in selection.refused if r.kernel is kernel), "it is not in the registry")
+            refusal = next((r for r in selection.refused if r.kernel is kernel), None)
+            reason = refusal.reason if refusal else "it is not in the registry"
+            if refusal and refusal.broken:
+                return _result(kernel, trial, executor, Status.RUNTIME_ERROR, f"its launch cannot be: {reason}")
             return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, reason)
         if trial.params:
             valid = list(combinations(kernel, problem))

@@ -52,6 +52,11 @@ class Launch:
     def blocks(self) -> int:
         return prod(self.grid)
 
+    @property
+    def impossible(self) -> bool:
+        """Whether no device could have it."""
+        return min(*self.grid, self.shared_memory, self.workspace) < 0 or min(self.block) < 1
+
     def violation(self, device: Target) -> str:
         """The limit that this launch passes on ``device``, as a sentence; "" when it keeps them all.
 

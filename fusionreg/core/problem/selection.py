@@ -34,10 +34,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A kernel that does not accept a problem, and why, as half a sentence."""
+    """A kernel that does not accept a problem, and why, as half a sentence.
+
+    ``broken``: the problem is one that the kernel says it takes, and there its own expressions give no launch.
+    """
 
     kernel: KernelEntry
     reason: str
+    broken: bool = False
 
     def __str__(self) -> str:
         return f"{self.kernel.spec.name}: {self.reason}"
@@ -81,10 +85,11 @@ def select(
         if reason:
             refused.append(Refusal(kernel, reason))
             continue
-        reasons: list[str] = []
+        reasons: list[Refusal] = []
         found = _chosen(kernel, problem, tuned.get(kernel.key), reasons)
         if found is None:
-            refused.append(Refusal(kernel, reasons[-1] if reasons else "no combination of its parameters is valid"))
+            broken = next((r for r in reasons if r.broken), None)
+            refused.append(broken or (reasons or [Refusal(kernel, "no combination of its parameters is valid")])[-1])
         else:
             accepted.append(found)
     ranked = sorted(
@@ -132,7 +137,7 @@ def _objection(kernel: KernelEntry, problem: Problem, pending: bool) -> str:
 
 
 def _candidates(
-    kernel: KernelEntry, problem: Problem, preferred: Mapping[str, Any] | None, reasons: list[str]
+    kernel: KernelEntry, problem: Problem, preferred: Mapping[str, Any] | None, reasons: list[Refusal]
 ) -> Iterator[Candidate]:
     spec, device = kernel.spec, target(problem.target)
     grid: Iterator[FrozenDict[str, Any]] = (
@@ -147,21 +152,21 @@ def _candidates(
         try:
             broken = next((c for c in kernel.valid if not c(env)), None)
             if broken is not None:
-                reasons.append(f"{broken.pretty(env)} does not hold for any parameters")
+                reasons.append(Refusal(kernel, f"{broken.pretty(env)} does not hold for any parameters"))
                 continue
             launch = launch_geometry(kernel, problem, params)
         except (ExpressionError, LaunchError) as e:
-            reasons.append(f"{e.whom}: {e.found}")
+            reasons.append(Refusal(kernel, f"{e.whom}: {e.found}", broken=not problem.empty))
             continue
         wrong = launch.violation(device)
         if wrong:
-            reasons.append(wrong)
+            reasons.append(Refusal(kernel, wrong, broken=launch.impossible and not problem.empty))
             continue
         yield Candidate(kernel, params, launch)
 
 
 def _chosen(
-    kernel: KernelEntry, problem: Problem, preferred: Mapping[str, Any] | None, reasons: list[str]
+    kernel: KernelEntry, problem: Problem, preferred: Mapping[str, Any] | None, reasons: list[Refusal]
 ) -> Candidate | None:
     """The preferred parameters where they are valid, else those of the least estimate, else the first valid ones."""
     candidates = _candidates(kernel, problem, preferred, reasons)

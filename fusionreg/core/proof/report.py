@@ -108,11 +108,18 @@ class Report:
         return tuple(e for e in self.evaluations if e.status.failed)
 
     @property
+    def unproven(self) -> tuple[str, ...]:
+        """``fusion/kernel`` of kernels of which nothing passed and nothing failed: everything was skipped."""
+        found: dict[str, set[Status]] = {}
+        for e in self.evaluations:
+            found.setdefault(f"{e.fusion}/{e.kernel}", set()).add(e.status)
+        return tuple(kernel for kernel, statuses in found.items() if statuses == {Status.SKIPPED_UNSUPPORTED})
+
+    @property
     def ok(self) -> bool:
-        """Whether nothing failed and, if anything was evaluated, something passed."""
+        """Whether nothing failed, and something of every kernel passed."""
         wrong = bool(self.failures) or any(m.status.failed for m in self.models)
-        passed = any(e.status is Status.PASSED for e in self.evaluations)
-        return not wrong and (passed or not self.evaluations)
+        return not wrong and not self.unproven
 
     def __add__(self, other: Report) -> Report:
         return replace(
@@ -123,11 +130,12 @@ class Report:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """``environment``, ``counts``, ``evaluations`` and ``models``, ready for :func:`json.dumps`."""
+        """``environment``, ``counts``, ``unproven``, ``evaluations``, ``models``, ready for :func:`json.dumps`."""
         return _plain(
             {
                 "environment": self.environment,
                 "counts": self.counts,
+                "unproven": self.unproven,
                 "evaluations": [asdict(e) for e in self.evaluations],
                 "models": [{**{k: v for k, v in vars(m).items() if k != "facts"}, **m.facts} for m in self.models],
             }

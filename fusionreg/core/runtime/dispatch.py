@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Tuning = Callable[["FusionEntry", Problem, int], Mapping[str, Mapping[str, Any]]]
 
+DEVICES = ("auto", "sim", "cuda")
+
 #: The architecture that the simulator stands in for: it executes what a Hopper kernel may use.
 SIMULATED = "sm_90a"
 
@@ -76,8 +78,8 @@ class Runtime:
         measured: Mapping[str, float] = EMPTY,
         tuned: Mapping[str, Mapping[str, Any]] | Tuning = EMPTY,
     ) -> None:
-        if device not in ("auto", "sim", "cuda"):
-            raise ArgumentError("cannot run", "calls", f"device {device!r}", "auto, sim or cuda")
+        if device not in DEVICES:
+            raise ArgumentError("cannot run", "calls", f"device {device!r}", f"one of {', '.join(DEVICES)}")
         self.catalog, self.device, self.checks = catalog, device, checks
         self.measured, self.tuned = measured, tuned
         self._given_cache = cache

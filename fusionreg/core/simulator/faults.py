@@ -110,6 +110,7 @@ def order_dependence(
             raise SimulatorError(
                 "the simulator found a fault", f"in {whom}",
                 f"tensor {r.names} depends on thread order: {first} and {order} differ at byte offset {at}",
-                _EXPECTED["order"], "Pass Checks(deterministic=False) for a kernel that sums by floating-point atomics",
+                _EXPECTED["order"],
+                "Sum in a fixed order; a test of floating-point atomics alone may launch with deterministic=False",
                 detector="order", tensor=r.names, offset=at, order=order,
             )  # fmt: skip

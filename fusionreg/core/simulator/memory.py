@@ -185,5 +185,5 @@ class Guarded:
 def broken(whom: str, tensor: str, offset: int, what: str) -> SimulatorError:
     return SimulatorError(
         "wrong access", f"in {whom}", f"{what}: tensor {tensor}, byte offset {offset}", "accesses inside the tensor",
-        "Run it with Checks.full() to see the thread and the line", detector="guard", tensor=tensor, offset=offset,
+        "A launch with Checks.full() tells the thread and the line", detector="guard", tensor=tensor, offset=offset,
     )  # fmt: skip

@@ -89,8 +89,8 @@ def launch_sanitized(
 
 def _error(kernel: SimKernel, detector: str, text: str, log: str) -> SimulatorError:
     return SimulatorError(
-        "the sanitizers stopped", kernel.name, text, "no undefined behaviour", "facts['report'] holds the whole report",
-        detector=detector, report=log,
+        "the sanitizers stopped", kernel.name, text, "no undefined behaviour",
+        f"The whole report:\n{log.strip()}\n" if log.strip() else "", detector=detector, report=log,
     )  # fmt: skip
 
 

@@ -174,4 +174,4 @@ def _advice(log: str) -> str:
         )
     if "No such file or directory" in log:
         return "The simulator reads cuda_fp16.h, cuda_bf16.h, cuda_fp8.h, vector types and cooperative_groups.h"
-    return "See facts['log'] for all messages"
+    return f"The whole log:\n{log.strip()}\n"

@@ -76,6 +76,13 @@ def test_new_refuses_bad_names_and_full_folders(cli, tmp_path, monkeypatch):
     assert "other" not in (tmp_path / "acme" / "pyproject.toml").read_text()
 
 
+def test_new_warns_of_a_prefix_that_is_taken(cli, acme, tmp_path):
+    ran = cli("new", "acme.other", "--dir", tmp_path / "mine")
+    assert ran.code == 0 and "the prefix acme is that of the installed plugin acme" in ran.err
+    assert (tmp_path / "mine" / "pyproject.toml").is_file()
+    assert not cli("new", "mine.other", "--dir", tmp_path / "other").err
+
+
 def test_new_then_everything(cli, site, tmp_path, monkeypatch):
     """What ``new`` makes is valid, is found once installed, is listed, shown, proven, and reproduces."""
     ran = cli("new", "shop.square", "--dir", tmp_path / "project")

@@ -117,6 +117,17 @@ def test_show_source_of_what_no_kernel_takes(cli):
     assert ran.code == 1 and "gemm.bias/tensor_core: no kernel for float32" in ran.err and not ran.out
 
 
+@pytest.mark.parametrize("option", [("--arch", "sm_99"), ("--kernel", "plain"), ("--dtype", "float32")])
+def test_options_of_the_source_need_it(cli, option):
+    ran = cli("show", "gemm.bias", *option)
+    assert ran.code == 1 and f"{option[0]} without --source" in ran.err and not ran.out
+
+
+def test_show_source_of_an_unknown_architecture(cli):
+    ran = cli("show", "gemm.bias", "--source", "--arch", "sm_99")
+    assert ran.code == 2 and "sm_99" in ran.err and "sm_90" in ran.err and not ran.out
+
+
 def test_plugins(cli, acme):
     rows = cli("plugins", "--json").json
     assert rows == [

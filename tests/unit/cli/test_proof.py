@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
+import plugin_kit
 import pytest
 
 from fusionreg.core.proof.report import Status
@@ -89,6 +90,70 @@ def test_a_kernel_that_is_lost_says_why(cli, acme):
     path.write_text(path.read_text().replace("ceildiv(M * N, 256)", "ceildiv(M * K, 256)"))
     ran = cli("run", FUSION, "--device", "sim")
     assert ran.code == 1 and "no kernel" in ran.err and "unknown name 'K'" in ran.err
+
+
+def changed(acme, *pairs):
+    """The plugin's spec with parts of its text exchanged."""
+    path = acme.folder / "fusionreg_acme" / "__init__.py"
+    text = path.read_text()
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+def test_a_kernel_of_which_everything_was_skipped_is_not_proven(cli, acme):
+    """No shipped architecture, and not the simulator's: its sibling's cases are no proof of it."""
+    first = 'KernelSpec(name="plain", template="k.cu.j2", grid="ceildiv(M * N, 256)", block="256")'
+    old = 'KernelSpec(name="old", template="k.cu.j2", targets=("sm_86",), grid="ceildiv(M * N, 256)", block="256")'
+    changed(acme, (first, f"{first}, {old}"))
+    ran = cli("run", FUSION, "--device", "sim")
+    assert ran.code == 1 and f"nothing of {FUSION}/old was compiled or executed" in ran.err
+    assert "it is for sm_86, not sm_90a" in ran.err and f"{FUSION}/plain" not in ran.err
+    found = cli("run", FUSION, "--device", "sim", "--json")
+    assert found.code == 1 and found.json["unproven"] == [f"{FUSION}/old"]
+    assert cli("run", FUSION, "--device", "sim", "--kernel", "plain").code == 0
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ("M * N - 500", "extents are not positive"),
+        ("ceildiv(M * N, 256) / 2", "grid0 is 0.5"),
+        ("256 // (M - 32)", "modulo by zero"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_the_kernels_fault(cli, acme, grid, said):
+    """Not a problem that the kernel does not take: it said it takes them all."""
+    changed(acme, ('grid="ceildiv(M * N, 256)"', f'grid="{grid}"'))
+    ran = cli("run", FUSION, "--device", "sim", "--json")
+    assert ran.code == 1
+    failed = [r for r in ran.json["evaluations"] if r["status"] == "RUNTIME_ERROR"]
+    assert failed and all("its launch cannot be" in r["reason"] for r in failed)
+    assert any(said in r["reason"] for r in failed), failed[0]
+
+
+def test_what_a_message_advises_can_be_done(cli, acme):
+    """No call of the Python interface, no attribute of an exception: those the command line does not have."""
+    template = plugin_kit.ADD_RELU
+    for broken in (
+        template.replace("if (i >= M * N) return;", ""),
+        template.replace("y[i] =", "y[i + M * N] ="),
+        template.replace("fr::relu(", "fr::rleu("),
+    ):
+        acme.write({"fusionreg_acme/k.cu.j2": broken})
+        ran = cli("run", FUSION, "--device", "sim")
+        assert ran.code == 1 and "facts[" not in ran.out and "Checks" not in ran.out
+        assert "k.cu.j2:" in ran.out
+
+
+@pytest.mark.parametrize("option", ["--report", "--junit"])
+def test_a_report_that_cannot_be_written_is_told_before_the_work(cli, acme, tmp_path, monkeypatch, option):
+    monkeypatch.setattr("fusionreg.core.proof.prove.prove", lambda *a, **k: pytest.fail("it ran first"))
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "report", tmp_path, "/proc/report"):
+        ran = cli("run", FUSION, "--device", "sim", option, path)
+        assert ran.code == 1 and f"cannot use {path}" in ran.err.replace("/file:", "/file/report:"), ran.err
 
 
 def test_without_a_compiler_nothing_counts_as_proven(cli, acme, monkeypatch):
