@@ -17,6 +17,7 @@ from fusionreg.core.registry.catalog import Catalog, FusionEntry, load
 from fusionreg.core.render.pointwise import supported
 from fusionreg.core.runtime import Runtime
 from fusionreg.core.runtime.dispatch import DEVICES
+from fusionreg.core.runtime.seeds import draw
 
 if TYPE_CHECKING:
     from fusionreg.core.matcher.match import Match
@@ -120,6 +121,13 @@ class Registry(Mapping[str, FusionEntry]):
     def bind(self, name: str, *arrays: Any, **attributes: Any) -> Bound:
         """A handle that launches again on the same arrays, for hot loops and graph capture."""
         return self.runtime.bind(name, *arrays, **attributes)
+
+    def rng(self, like: Any, generator: Any = None) -> Any:
+        """Seed and offset for one call with dropout, beside ``like`` and from its library's generator: int64[2].
+
+        Hand the same array to the backward fusion. It is safe to capture into a CUDA graph.
+        """
+        return draw(like, generator)
 
     def graph(self, model: Any, *example: Any) -> Graph:
         """The lifted graph of a model: a path, an ONNX model, an exported program or a module with example inputs."""
