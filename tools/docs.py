@@ -21,7 +21,17 @@ from fusionreg.core.bench import listing, results
 from fusionreg.core.expressions import FUNCTIONS, PREDICATES
 from fusionreg.core.proof import evidence
 from fusionreg.core.registry.catalog import load
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Region, Tolerance, Workload
+from fusionreg.core.spec import (
+    ITERATION,
+    AttributeSpec,
+    Case,
+    FusionSpec,
+    KernelSpec,
+    OpSpec,
+    Region,
+    Tolerance,
+    Workload,
+)
 from fusionreg.core.targets import SHIPPED, accepts, target
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +81,12 @@ def expressions() -> str:
              for name, (_, least, most) in FUNCTIONS.items()]  # fmt: skip
     rows += [f"| `{name}({', '.join(('tensor', 'n')[:count]) if name != 'has' else 'feature'})` | {MEANING[name]} |"
              for name, count in PREDICATES.items()]  # fmt: skip
+    return "\n".join([*rows, ""])
+
+
+def iteration() -> str:
+    """What a point-wise kernel's expressions may read."""
+    rows = ["| name | value |", "| --- | --- |", *(f"| `{name}` | {meaning} |" for name, meaning in ITERATION.items())]
     return "\n".join([*rows, ""])
 
 
@@ -124,7 +140,7 @@ def patterns() -> str:
         lines.append("| --- | --- | --- | --- | --- | --- |")
         for entry in (e for n, e in sorted(catalog.fusions.items()) if n.startswith(f"{family}.")):
             replaces = "<br>".join(f"`{_line(x)}`" for x in entry.spec.pattern[0].splitlines())
-            dtypes = " ".join(entry.spec.dtypes[next(iter(entry.spec.dtypes))])
+            dtypes = " ".join(next(iter(entry.spec.dtypes.values()), ["any"]))
             for i, kernel in enumerate(entry.kernels):
                 targets = " ".join(t for t in SHIPPED if any(accepts(d, target(t)) for d in kernel.spec.targets))
                 head = (f"`{entry.name}`", replaces, dtypes) if i == 0 else ("", "", "")
@@ -152,6 +168,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "fields": fields,
     "cli": cli,
     "expressions": expressions,
+    "iteration": iteration,
     "patterns": patterns,
     "measured": measured,
 }
