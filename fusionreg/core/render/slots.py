@@ -191,10 +191,8 @@ class _Writer:
         ]
 
     def _value(self, tensor: str) -> str:
-        found = self.problem.tensors[tensor]
-        assert found is not None, tensor
         held = f"loaded.{tensor}[j]" if self._place(tensor)[1] else f"loaded.{tensor}"
-        return held if compute_type(found.dtype) == self._ctype(tensor) else f"fr::to_float({held})"
+        return held if self._compute(tensor) == self._ctype(tensor) else f"fr::to_float({held})"
 
     def input(self) -> str:
         lines = [*self._head(), *self._loaded()]
@@ -213,23 +211,22 @@ class _Writer:
         lines.append(f"  template <int V> __device__ __forceinline__ void write({parameters}) const {{")
         if self.reads:
             lines.append(f"    const Loaded<V> loaded = fetch<V>({', '.join(('at', *self.axes))});")
-        lines += [f"    fr::Pack<{self._ctype(t)}, V> stored_{t};" for t in self.stores]
-        lines += ["#pragma unroll", "    for (int j = 0; j < V; ++j) {"]
         results = [t for t in self.stores if t != self.name]
         if self.filled is not None:
-            kinds = {t: compute_type(self.problem.tensors[t].dtype) for t in results}  # type: ignore[union-attr]
-            lines += [f"      {kinds[t]} to_{t};" for t in results]
-            given = ", ".join(["v[j]", *map(self._value, self.reads), *(f"to_{t}" for t in results)])
-            lines.append(f"      fr_at_{self.name}({given});")
-            lines += [f"      stored_{t}[j] = {self._rounded(t, f'to_{t}')};" for t in results]
-        if self.name in self.stores:
-            lines.append(f"      stored_{self.name}[j] = {self._rounded(self.name, 'v[j]')};")
-        lines.append("    }")
-        lines += [f"    fr::store_pack({t} + at, stored_{t});" for t in self.stores]
+            given = ["v[j]", *map(self._value, self.reads), *(f"to_{t}[j]" for t in results)]
+            lines += [f"    {self._compute(t)} to_{t}[V];" for t in results]
+            lines += ["#pragma unroll", f"    for (int j = 0; j < V; ++j) fr_at_{self.name}({', '.join(given)});"]
+        for t in self.stores:
+            held = "v" if t == self.name else f"to_{t}"
+            lines.append(f"    fr::store_pack({t} + at, {self._stored(t, held)});")
         return "\n".join([*lines, "  }", "};"])
 
-    def _rounded(self, tensor: str, value: str) -> str:
-        kind = self._ctype(tensor)
+    def _compute(self, tensor: str) -> str:
         found = self.problem.tensors[tensor]
         assert found is not None, tensor
-        return value if compute_type(found.dtype) == kind else f"fr::from_float<{kind}>({value})"
+        return compute_type(found.dtype)
+
+    def _stored(self, tensor: str, held: str) -> str:
+        """V computed values as what is stored."""
+        kind = self._ctype(tensor)
+        return f"fr::round_pack<{kind}>({held})" if self._compute(tensor) == "float" else f"fr::pack<{kind}>({held})"
