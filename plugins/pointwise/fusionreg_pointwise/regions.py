@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fusionreg.core.spec import FusionSpec, Region, Workload
 
 from .kernels import KERNELS
 
-FLOATS = ("float32", "float16", "bfloat16")
 WHOLE = "T[A0 A1]"
 
+#: What every large problem should keep of a copy's rate.
+MOST = "floor / 0.8"
 
-def _workload(name: str, dtype: str, goal: str, mode: str = "b", **axes: int) -> Workload:
-    return Workload(
-        name=f"{name}-{ {'float32': 'fp32', 'bfloat16': 'bf16'}[dtype]}",
-        row="S8" if goal else "S8 more",
-        mode=mode,
-        axes=axes,
-        dtypes={"T": dtype},
-        goal=goal,
-    )
+
+def _workload(name: str, dtype: str, goal: str, row: str = "S8", **fields: Any) -> Workload:
+    short = {"float32": "fp32", "bfloat16": "bf16"}[dtype]
+    extents = dict(zip(("A0", "A1", "A2"), map(int, name.split("x")), strict=False))
+    return Workload(name=f"{name}-{short}", row=row, axes=extents, dtypes={"T": dtype}, goal=goal, **fields)
 
 
 ADD_MUL = Region(
@@ -27,10 +26,10 @@ ADD_MUL = Region(
     pattern="v0 = Add(a, b)\nd = Mul(v0, c)",
     inputs={"a": WHOLE, "b": WHOLE, "c": WHOLE},
     outputs={"d": WHOLE},
-    dtypes={"T": FLOATS},
+    dtypes={"T": ("float32", "float64", "float16")},
     workloads=(
-        _workload("8192x8192", "float32", "1.02 * best", A0=8192, A1=8192),
-        _workload("1024x1024", "float32", "best", "g", A0=1024, A1=1024),
+        _workload("8192x8192", "float32", "1.02 * best"),
+        _workload("1024x1024", "float32", "best", mode="g"),
     ),
 )
 
@@ -41,8 +40,8 @@ CHAIN = Region(
     "y = Mul(v5, a)",
     inputs={"x": WHOLE, "a": WHOLE, "b": WHOLE},
     outputs={"y": WHOLE},
-    dtypes={"T": FLOATS},
-    workloads=(_workload("8192x8192", "bfloat16", "floor / 0.94", A0=8192, A1=8192),),
+    dtypes={"T": ("bfloat16",)},
+    workloads=(_workload("8192x8192", "bfloat16", "floor / 0.94"),),
 )
 
 BIAS = Region(
@@ -51,8 +50,11 @@ BIAS = Region(
     pattern="v0 = Add(x, bias)\ny = Relu(v0)",
     inputs={"x": WHOLE, "bias": "T[A1]"},
     outputs={"y": WHOLE},
-    dtypes={"T": FLOATS},
-    workloads=(_workload("8192x8192", "bfloat16", "", A0=8192, A1=8192),),
+    dtypes={"T": ("float16", "bfloat16")},
+    workloads=(
+        _workload("8192x8192", "bfloat16", MOST, "S8 more"),
+        _workload("8192x8191", "bfloat16", MOST, "S8 more", summary="vectors run past the ends of rows"),
+    ),
 )
 
 CHANNELS = Region(
@@ -61,8 +63,18 @@ CHANNELS = Region(
     pattern="v0 = Mul(x, scale)\nv1 = Add(v0, shift)\ny = Swish(v1)",
     inputs={"x": "T[A0 A1 A2]", "scale": "T[A1 1]", "shift": "T[A1 1]"},
     outputs={"y": "T[A0 A1 A2]"},
-    dtypes={"T": FLOATS},
-    workloads=(_workload("32x256x3136", "bfloat16", "", A0=32, A1=256, A2=3136),),
+    dtypes={"T": ("bfloat16",)},
+    workloads=(_workload("64x256x3136", "bfloat16", MOST, "S8 more"),),
+)
+
+RESIDUAL = Region(
+    name="residual",
+    summary="a residual whose channels may lie elsewhere in memory, then Relu",
+    pattern="v0 = Add(x, residual)\ny = Relu(v0)",
+    inputs={"x": "T[A0 A1 A2]", "residual": "T[A0 A1 A2]"},
+    outputs={"y": "T[A0 A1 A2]"},
+    dtypes={"T": ("bfloat16",)},
+    workloads=(_workload("64x256x4096", "bfloat16", MOST, "S8 more", layouts={"residual": "channels_last"}),),
 )
 
 TWELVE = Region(
@@ -103,7 +115,7 @@ REGION = FusionSpec(
     inputs={},
     outputs={},
     dtypes={},
-    regions=(ADD_MUL, CHAIN, BIAS, CHANNELS, TWELVE, WHOLE_NUMBERS, POINTS),
+    regions=(ADD_MUL, CHAIN, BIAS, CHANNELS, RESIDUAL, TWELVE, WHOLE_NUMBERS, POINTS),
     kernels=KERNELS,
     tags=("S3", "S8"),
 )
