@@ -32,8 +32,8 @@ GROUP_TOLERANCE = Tolerance(
 #: Bytes of a group, and whether 16-byte accesses reach all of it.
 BYTES = "C // groups * S * bits(T) // 8"
 WHOLE = "C // groups * S * bits(T) % 128 == 0 and aligned(x, 16) and aligned(y, 16)"
-#: Blocks that share a group in kernel ``stream``: no more than have something to do.
-TEAM = f"max(1, min(multiprocessors // TEAMS, ceildiv({BYTES}, THREADS * 16)))"
+#: Blocks of a team that shares so many bytes: no more than have something to do.
+TEAM = "max(1, min({} // TEAMS, ceildiv({}, THREADS * 16)))"
 #: Blocks of eight elements have numbers of 32 bits.
 FEW = "N * C * S < 34359738368"
 #: Whether the channels of a pixel lie side by side, and 16-byte accesses reach them.
@@ -79,8 +79,7 @@ def group_cases(values: Mapping[str, str], dropout: bool) -> tuple[Case, ...]:
 
 def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
     flags = {"DROPOUT": "1" if dropout else "0"}
-    packed = {**flags, "PACKED": "1 if bits(T) == 16 else 0"}
-    last = {**flags, "PACKED": "1"}
+    spread = {"SPREAD": (2, 4, 8)}
     return (
         KernelSpec(
             name="plain",
@@ -98,81 +97,94 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             block="THREADS",
             estimate="6e-6 + 4 * N * C * S * bits(T) / 8 / (2e12 if VEC > 1 else 4e11)",
         ),
-        _chip("block", "1", packed, params={"WHOLE": (1, 0), "THREADS": (256, 512, 1024)}),
+        _chip("block", "1", "a group in the shared memory of one block, read once", flags),
         _chip(
-            "cluster",
-            "SPREAD",
-            packed,
-            params={"WHOLE": (1, 0), "SPREAD": (2, 4, 8), "THREADS": (256, 512, 1024)},
-            cluster="SPREAD",
-            targets="sm_90+",
+            "cluster", "SPREAD", "a group in the shared memory of a cluster of blocks, read once", flags, spread,
+            cluster="SPREAD", targets="sm_90+",
         ),
-        KernelSpec(
-            name="stream",
-            pending=PENDING,
-            template="group_forward_stream.cu.j2",
-            summary="some groups at a time in the shared memory of all blocks, read once; the next ones on their way",
-            requires=(WHOLE, FEW, "C // groups * S < 2147483648"),
-            params={"WHOLE": (1, 0), "TEAMS": (1, 2, 3, 4, 6, 8, 12, 16), "THREADS": (512, 1024, 256)},
-            valid=("WHOLE == 0 or S * bits(T) % 128 == 0", "TEAMS <= multiprocessors"),
-            constants=packed,
-            grid=f"TEAMS * {TEAM}",
-            block="THREADS",
-            shared_memory=f"2 * ceildiv({BYTES}, {TEAM} * 16) * 16",
-            workspace=f"2 * TEAMS * {TEAM} * 12",
-            cooperative=True,
-            min_blocks=1,
-            estimate=f"4e-6 + ceildiv(N * groups, TEAMS) * (1e-6 + 2 * TEAMS * {BYTES} / 4e12)",
+        _chip(
+            "stream", TEAM.format("multiprocessors * PER_SM", BYTES),
+            "teams of blocks, each with a group in its shared memory, read once, as the one before leaves", flags,
+            STREAMS, grid=True, cooperative=True, min_blocks=4, workspace="N * groups * {} * 8",
         ),
-        _last("last_block", "1", last, params={"SLICE": (1, 2, 4, 8), "THREADS": (256, 320, 384, 512, 640)}),
+        _last("last_block", "1", "channels last: some groups in the shared memory of one block, read once", flags),
         _last(
-            "last_cluster",
-            "SPREAD",
-            last,
-            params={"SLICE": (1, 2, 4, 8), "SPREAD": (2, 4, 8), "THREADS": (256, 320, 384, 512, 640)},
-            cluster="SPREAD",
-            targets="sm_90+",
+            "last_cluster", "SPREAD", "channels last: some groups in the shared memory of a cluster, read once", flags,
+            spread, cluster="SPREAD", targets="sm_90+",
         ),
-    )
+        _last(
+            "last_stream", TEAM.format("multiprocessors", f"{BYTES} * SLICE"),
+            "channels last: some groups at a time in the shared memory of all blocks, read once", flags, STREAM,
+            grid=True, cooperative=True, min_blocks=1, workspace="2 * TEAMS * {} * SLICE * 16",
+        ),
+    )  # fmt: skip
 
 
-def _chip(name: str, blocks: str, flags: Mapping[str, str], **fields: Any) -> KernelSpec:
-    """A group in the shared memory of so many blocks."""
-    many = "a cluster of blocks" if "cluster" in fields else "one block"
+#: Groups, or slices of them, that are on all blocks together at one time, and whether the next ones are on their way.
+STREAM = {"TEAMS": (1, 2, 3, 4, 6, 8, 12, 16), "BUFFERS": (2, 1)}
+STREAMS = {"PER_SM": (2, 3, 4), "TEAMS": (1, 2, 4, 8, 16, 32, 64, 128, 3, 6, 12, 24, 66, 132, 198, 264)}
+
+
+def _chip(
+    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any] = {}, grid: bool = False,
+    **fields: Any,
+) -> KernelSpec:  # fmt: skip
+    """A group in the shared memory of so many blocks; ``grid``: group after group, each by a part of the grid."""
+    held = f"ceildiv({BYTES}, {blocks} * 16)"
+    packed = "1 if bits(T) == 16 else 0"
+    masks = f" + {held}" if flags["DROPOUT"] == "1" else ""
+    table = "C // groups * 16"
     return KernelSpec(
         name=name,
         pending=PENDING,
-        template="group_forward_chip.cu.j2",
-        summary=f"a group in the shared memory of {many}, read once",
-        requires=(WHOLE, FEW),
-        valid=("WHOLE == 0 or S * bits(T) % 128 == 0",),
-        constants={**flags, "BLOCKS": blocks},
-        grid=f"N * groups * {blocks}",
+        template=f"group_forward_{'stream' if grid else 'chip'}.cu.j2",
+        summary=summary,
+        requires=(WHOLE, FEW, "C // groups * S < 2147483648"),
+        params={"WHOLE": (1, 0), **params, "THREADS": (256,) if grid else (512, 1024, 256)},
+        valid=(
+            "WHOLE == 0 or S * bits(T) % 128 == 0",
+            *(("TEAMS <= multiprocessors * PER_SM", "TEAMS <= N * groups") if grid else ()),
+        ),
+        constants={**flags, "PACKED": packed, **({} if grid else {"BLOCKS": blocks})},
+        grid=f"TEAMS * {blocks}" if grid else f"N * groups * {blocks}",
         block="THREADS",
-        shared_memory=f"ceildiv({BYTES}, {blocks} * 16) * 16",
-        estimate="4e-6 + 2 * N * C * S * bits(T) / 8 / 3e12",
-        **fields,
+        shared_memory=f"{held} * 16 + {table}{masks}",
+        estimate="4e-6 + ceildiv(N * groups, TEAMS) * 1e-6 + 2 * N * C * S * bits(T) / 8 / 3e12"
+        if grid
+        else "4e-6 + 2 * N * C * S * bits(T) / 8 / 3e12",
+        **{**fields, **({"workspace": fields["workspace"].format(blocks)} if grid else {})},
     )
 
 
-def _last(name: str, blocks: str, flags: Mapping[str, str], **fields: Any) -> KernelSpec:
+def _last(
+    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any] = {}, grid: bool = False,
+    **fields: Any,
+) -> KernelSpec:  # fmt: skip
     """A slice of groups, channels last, in the shared memory of so many blocks."""
-    many = "a cluster of blocks" if "cluster" in fields else "one block"
     width = "C // groups * SLICE"
+    tiles = f"ceildiv(S, 8 * {blocks})"
+    masks = f" + {tiles} * {width}" if flags["DROPOUT"] == "1" else ""
     return KernelSpec(
         name=name,
         pending=PENDING,
         template="group_forward_last.cu.j2",
-        summary=f"channels last: some groups in the shared memory of {many}, read once",
+        summary=summary,
         strides=("x", "y"),
         requires=(LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW),
-        valid=(f"groups % SLICE == 0 and {width} * bits(T) % 128 == 0 and {width} * bits(T) <= THREADS * 128",),
-        constants={**flags, "BLOCKS": blocks},
-        grid=f"N * groups // SLICE * {blocks}",
+        params={"SLICE": (1, 2, 4, 8, 16, 32), **params, "THREADS": (512, 320, 480, 640)},
+        valid=(
+            f"groups % SLICE == 0 and {width} * bits(T) % 128 == 0 and {width} * bits(T) <= THREADS * 128",
+            *(("TEAMS <= multiprocessors",) if grid else ()),
+        ),
+        constants={**flags, "PACKED": "1", "GRID": "1" if grid else "0", "BLOCKS": "1" if grid else blocks}
+        | ({} if grid else {"BUFFERS": "1"}),
+        grid=f"TEAMS * {blocks}" if grid else f"N * groups // SLICE * {blocks}",
         block="THREADS",
-        shared_memory=f"ceildiv(S, 8 * {blocks}) * {width} * bits(T) + THREADS * max(1024 // bits(T), 0)",
-        estimate="5e-6 + 2 * N * C * S * bits(T) / 8 / 3e12",
-        **fields,
+        shared_memory=f"{'BUFFERS * ' if grid else ''}{tiles} * {width} * bits(T) + THREADS * 1024 // bits(T){masks}",
+        estimate="5e-6 + ceildiv(N * groups // SLICE, TEAMS) * 1e-6 + 2 * N * C * S * bits(T) / 8 / 3e12"
+        if grid
+        else "5e-6 + 2 * N * C * S * bits(T) / 8 / 3e12",
+        **{**fields, **({"workspace": fields["workspace"].format(blocks)} if grid else {})},
     )
 
 
@@ -185,6 +197,7 @@ def _fusion(words: str, summary: str, pattern: str, dropout: bool) -> FusionSpec
         pattern=pattern,
         inputs={"x": MAP, **rng, **AFFINE},
         outputs={"y": MAP},
+        layouts={"y": "x"},
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes=AXES,
         attributes={**GROUPS, **(DROPOUT if dropout else {}), **EPSILON},
