@@ -110,8 +110,8 @@ def tune(
     with progress("tuning", quiet=json) as tell:
         found = search(fusions or (), only=only or (), again=again, ship=ship, time_limit=time_limit, progress=tell)
     if json:
-        hidden = ("subject", "entry")
-        return print_json([{k: v for k, v in vars(t).items() if k not in hidden} for t in found])
+        plain = [{k: v for k, v in vars(t).items() if k not in ("subject", "entry")} for t in found]
+        return print_json([{**row, "trials": [vars(t) for t in row["trials"]]} for row in plain])
     rows = [
         (t.kernel, t.workload, " ".join(f"{k}={v}" for k, v in t.params.items()), number(t.ms), number(t.default_ms),
          "kept" if t.kept else t.tried, number(t.model), number(t.agreement), t.reason)

@@ -60,6 +60,16 @@ class Tuner(Protocol):
 
 
 @dataclass(frozen=True)
+class Tried:
+    """One combination that was timed: milliseconds at a glance, and the share of what the device can issue that the
+    model of throughput predicts."""
+
+    params: FrozenDict[str, Any]
+    ms: float
+    model: float
+
+
+@dataclass(frozen=True)
 class Tuned:
     """What tuning one kernel on one workload found.
 
@@ -73,6 +83,7 @@ class Tuned:
         reason: why there are none; of one combination that failed, where others did not.
         model: share of what the device can issue that the model of throughput predicts for the best ones.
         agreement: rank correlation of that model with the times of all combinations tried.
+        trials: all of them.
         subject, entry: the workload made concrete, and the kernel, where there are parameters.
     """
 
@@ -86,6 +97,7 @@ class Tuned:
     reason: str = ""
     model: float | None = None
     agreement: float | None = None
+    trials: tuple[Tried, ...] = ()
     subject: Subject | None = field(default=None, repr=False)
     entry: KernelEntry | None = field(default=None, repr=False)
 
@@ -217,6 +229,7 @@ def _tune(
         kernel.key, subject.workload.name, candidates[best].params, times[best], times.get(own), len(looks),
         reason=reason, subject=subject, entry=kernel, model=shares[best],
         agreement=agreement([shares[i] for i in places], [looks[i] for i in places]),
+        trials=tuple(Tried(candidates[i].params, looks[i], shares[i]) for i in places),
     )  # fmt: skip
 
 

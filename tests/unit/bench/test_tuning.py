@@ -113,6 +113,8 @@ def test_the_fastest_at_a_glance_are_timed_in_full(tmp_path, cache, monkeypatch)
     tuner.glances = {64: 9.0, 128: 2.0, 256: 1.0, 512: 8.0}
     (found,) = tune([subject_of(made(tmp_path, blocks=(64, 128, 256, 512)))], tuner, cache)
     assert found.tried == 4 and found.params == {"BLOCK": 128} and found.default_ms == 3.0
+    assert {t.params["BLOCK"]: t.ms for t in found.trials} == tuner.glances
+    assert all(0 < t.model <= 1 for t in found.trials)
     assert sorted(x for x in tuner.log if x.startswith("time")) == ["time 128", "time 256", "time 64"]
 
 

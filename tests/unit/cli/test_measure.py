@@ -11,7 +11,7 @@ import torch
 from fusionreg import benching
 from fusionreg.core.bench import Ceilings, Outcome, Spread
 from fusionreg.core.bench.results import Column, Result, Results, Run
-from fusionreg.core.bench.tuning import Tuned
+from fusionreg.core.bench.tuning import Tried, Tuned
 from fusionreg.core.frozen import FrozenDict
 
 
@@ -88,7 +88,8 @@ def test_tune(cli, monkeypatch) -> None:
     def tune(names, **options):
         asked.update(options, names=names)
         return (
-            Tuned("acme.add_relu/plain", "small", FrozenDict(BLOCK=128), 0.5, 0.75, 3),
+            Tuned("acme.add_relu/plain", "small", FrozenDict(BLOCK=128), 0.5, 0.75, 3, model=0.9, agreement=0.25,
+                  trials=(Tried(FrozenDict(BLOCK=64), 0.75, 0.8),)),
             Tuned("acme.add_relu/other", "small", reason="no time left"),
         )
 
@@ -96,7 +97,10 @@ def test_tune(cli, monkeypatch) -> None:
     ran = cli("tune", "acme.add_relu", "--only", "s*", "--again", "--time-limit", "9")
     assert ran.code == 0 and "BLOCK=128" in ran.out and "0.75" in ran.out and "no time left" in ran.out
     assert (asked["names"], asked["only"], asked["again"], asked["time_limit"]) == (["acme.add_relu"], ["s*"], True, 9)
-    assert cli("tune", "--json").json[0]["params"] == {"BLOCK": 128}
+    assert "0.25" in ran.out and asked["ship"] is False
+    row = cli("tune", "--json", "--ship").json[0]
+    assert row["params"] == {"BLOCK": 128} and row["trials"] == [{"params": {"BLOCK": 64}, "ms": 0.75, "model": 0.8}]
+    assert asked["ship"] is True and "subject" not in row
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
