@@ -117,6 +117,18 @@ def test_value_that_others_read_stays_an_output(catalog):
     same_values(graph, match, catalog)
 
 
+def test_what_the_value_meets_comes_along_where_it_is_for_it_alone(catalog):
+    g = Build()
+    s = g("Softmax", g.input("x"))
+    gate = g("Sigmoid", g("Neg", g.input("z")))
+    other = g("Exp", g.input("w"))
+    graph = g.done(g("Add", g("Mul", s, gate), other), g("ReduceSum", other, shape=(1, 1)))
+    (match,) = grown(graph, catalog)
+    assert sorted(graph.node_by_name[n].op for n in match.nodes) == ["Add", "Mul", "Neg", "Sigmoid", "Softmax"]
+    assert other in match.inputs.values()
+    same_values(graph, match, catalog)
+
+
 def test_front_that_others_read_stays_outside(catalog):
     g = Build()
     a = g("Relu", g.input("x"))

@@ -104,18 +104,10 @@ def _front(
         producer = graph.producers.get(ready.pop())
         if producer is None or producer.name in taken or len(found) >= MAX_NODES:
             continue
-        if iteration_space(graph, ops, refuses, producer) != slot.value.shape:
-            continue
-        read_outside = any(
-            o in graph.output_names or any(r.name not in taken for r in graph.consumers.get(o, ()))
-            for o in producer.outputs
-            if o
-        )
-        if read_outside or any(i and slot.text(graph.values[i]) is None for i in producer.inputs):
-            continue
-        taken.add(producer.name)
-        found.append(producer)
-        ready += [i for i in producer.inputs if i]
+        if _alone(graph, ops, refuses, slot, producer, taken):
+            taken.add(producer.name)
+            found.append(producer)
+            ready += [i for i in producer.inputs if i]
     return tuple(sorted(found, key=lambda n: graph.position[n.name]))
 
 
@@ -146,7 +138,28 @@ def _behind(
         for out in filter(None, node.outputs):
             for reader in graph.consumers.get(out, ()):
                 heapq.heappush(queue, (graph.position[reader.name], reader.name))
-    return tuple(found)
+    sides = [i for n in found for i in n.inputs if i and i not in made]
+    while sides:  # what computes the values that it meets, for it alone
+        producer = graph.producers.get(sides.pop())
+        if producer is None or producer.name in taken or len(found) >= MAX_NODES:
+            continue
+        if _alone(graph, ops, refuses, slot, producer, taken) and not _depends(graph, producer.inputs, taken, first):
+            taken.add(producer.name)
+            found.append(producer)
+            sides += [i for i in producer.inputs if i]
+    return tuple(sorted(found, key=lambda n: graph.position[n.name]))
+
+
+def _alone(
+    graph: Graph, ops: Mapping[str, OpSpec], refuses: Refuses, slot: _Slot, node: Node, inside: Collection[str]
+) -> bool:
+    """Whether a node works over the slot's elements, on operands that fit, for nodes inside alone."""
+    if iteration_space(graph, ops, refuses, node) != slot.value.shape:
+        return False
+    outputs = [o for o in node.outputs if o]
+    if any(o in graph.output_names or any(r.name not in inside for r in graph.consumers.get(o, ())) for o in outputs):
+        return False
+    return all(slot.text(graph.values[i]) is not None for i in node.inputs if i)
 
 
 def _depends(graph: Graph, values: Sequence[str], nodes: Collection[str], first: int) -> bool:

@@ -103,10 +103,14 @@ def _before(pattern: PatternGraph, at: Output) -> list[int]:
 
 
 def _behind(pattern: PatternGraph, at: Output) -> list[int]:
-    """Steps that a value goes into."""
-    values, found = {at}, []
+    """Steps that a value goes into, and those that compute what it meets there."""
+    values, found = {at}, set[int]()
     for step in pattern.steps:
         if values & set(step.reads):
-            found.append(step.index)
+            found.add(step.index)
             values |= {Output(step.index, i) for i in range(len(step.outputs))}
-    return found
+    before = set(_before(pattern, at))
+    for index in sorted(found, reverse=True):
+        for read in pattern.steps[index].reads:
+            found |= set(_before(pattern, read)) - before
+    return sorted(found)

@@ -98,10 +98,10 @@ def _function(entry: FusionEntry, graph: Graph, slot: Slot, whom: str) -> str:
     if not at & made:
         raise RenderError("cannot render", whom, f"nothing computes {slot.name!r}", "operators at the slot")
     if slot.before:
-        nodes = _ancestors(graph, slot.name)
+        nodes = _before(graph, slot.name)
         inputs, outputs = [i for i in slot.inputs if i in graph.inputs], [slot.name]
     else:
-        nodes = _descendants(graph, slot.name)
+        nodes = _behind(graph, slot.name)
         inputs, outputs = [slot.name, *(i for i in slot.inputs if i in graph.inputs)], list(slot.outputs)
         outputs = [o for o in outputs if o != slot.name]
     try:
@@ -111,7 +111,8 @@ def _function(entry: FusionEntry, graph: Graph, slot: Slot, whom: str) -> str:
         raise RenderError("cannot render", whom, str(e), "point-wise operators that have a CUDA form") from None
 
 
-def _ancestors(graph: Graph, value: str) -> list[str]:
+def _before(graph: Graph, value: str) -> list[str]:
+    """Nodes that a value is computed by."""
     found: dict[str, None] = {}
     ready = [value]
     while ready:
@@ -122,14 +123,17 @@ def _ancestors(graph: Graph, value: str) -> list[str]:
     return list(found)
 
 
-def _descendants(graph: Graph, value: str) -> list[str]:
+def _behind(graph: Graph, value: str) -> list[str]:
+    """Nodes that a value goes into, and those that compute what it meets there."""
     found: dict[str, None] = {}
     ready = [value]
     while ready:
         for reader in graph.consumers.get(ready.pop(), ()):
             found[reader.name] = None
             ready += [o for o in reader.outputs if o]
-    return list(found)
+    before = set(_before(graph, value))
+    sides = [n for name in found for i in graph.node_by_name[name].inputs if i for n in _before(graph, i)]
+    return [*found, *(n for n in dict.fromkeys(sides) if n not in found and n not in before)]
 
 
 class _Writer:

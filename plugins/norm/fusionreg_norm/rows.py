@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Region, Tolerance
 
 from .workloads import workloads
 
@@ -68,6 +68,7 @@ def _forward(
             name="stream",
             pending=PENDING,
             template="row_stream.cu.j2",
+            regions=("y",),
             summary="blocks that stay, row after row, the next one under way while one is computed",
             requires=(
                 f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}",
@@ -96,6 +97,7 @@ def _forward(
             name="rows",
             pending=pending,
             template="row_forward.cu.j2",
+            regions=("x", "y"),
             summary="the row in registers, read once; a warp or a block to a row",
             requires=(f"N <= {LONGEST}",),
             params={"VEC": (8, 4, 1), "LANES": (32, 128, 256, 512, 1024), "VALUES": (8, 16, 24, 32)},
@@ -112,6 +114,7 @@ def _forward(
         KernelSpec(
             name="long",
             template="row_long.cu.j2",
+            regions=("x", "y"),
             summary="a row of any length to a block, read three times",
             params={"VEC": (8, 4, 1), "THREADS": (256, 512)},
             valid=(_whole(tensors),),
@@ -165,7 +168,9 @@ def _backward(
                 "EXACT": (1, 0),
                 "ITEMS": (2, 4, 3, 1),
                 "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768),
-                "THREADS": (512, 384, 256),
+                "THREADS": (512, 384, 256, 768, 1024),
+                "SHARED": (0, 1),
+                "LATE": (0, 1),
             },
             valid=(
                 "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
@@ -175,7 +180,7 @@ def _backward(
             constants={**_constants(parts), "GROUPS": GROUPS},
             grid="max(1, min(M, multiprocessors))",
             block="LANES * GROUPS",
-            shared_memory=f"max(LANES * ITEMS * 32 + GROUPS * LANES // 2, {columns} * N * 4)",
+            shared_memory=f"max(LANES * ITEMS * 32 * (1 + (GROUPS * {columns} if SHARED else 0)) + GROUPS * LANES // 2, {columns} * N * 4)",
             cooperative=True,
             workspace=f"max(1, min(M, multiprocessors)) * {columns} * max(N, 1) * 4",
             min_blocks=1,
@@ -215,6 +220,7 @@ def _fusion(
     kernels: tuple[KernelSpec, ...],
     cases: tuple[Case, ...] = (),
     tags: tuple[str, ...] = (),
+    regions: tuple[Region, ...] = (),
 ) -> FusionSpec:
     return FusionSpec(
         api=1,
@@ -230,6 +236,7 @@ def _fusion(
         cases=cases,
         tolerances=(_WITH_GELU if "approximate" in attributes else _SUMS,),
         workloads=workloads(words),
+        regions=regions,
         kernels=kernels,
         tags=("norm", *tags),
     )
@@ -256,6 +263,27 @@ _KEPT = Case(name="all_kept", attributes={"p": 0.0}, values={"x": "special"}, su
 _DROPPED = Case(name="all_dropped", attributes={"p": 1.0}, values={"x": "special"}, summary="p = 1 drops NaN as well")
 _DROPOUT_CASES = (_SEEDED, _UNALIGNED, _KEPT, _DROPPED)
 
+#: What the slots are proven on: a gate before, a modulation and a cast behind, with operands of every form.
+_MODULATED = Region(
+    name="modulated",
+    summary="LayerNorm of gated rows, scaled and shifted again and cast to float32",
+    pattern="g = Sigmoid(gate)\nx = Mul(a, g)\n...\nv0 = Mul(y, gain)\nv1 = Add(v0, shift)\n"
+    'z = Cast(v1, to="float32")',
+    slots=("x", "y"),
+    inputs={"a": ROW, "gate": ROW, "scale": "T[N]", "bias": "T[N]", "gain": "T[N]", "shift": "T[... M 1]"},
+    outputs={"z": "float32[... M N]"},
+    dtypes={"T": ("float16", "bfloat16")},
+)
+_GATED = Region(
+    name="gated",
+    summary="RMSNorm, and its product with a gate",
+    pattern="...\ng = Swish(gate)\nz = Mul(y, g)",
+    slots=("y",),
+    inputs={"x": ROW, "gate": ROW, "scale": "T[N]"},
+    outputs={"y": ROW, "z": ROW},
+    dtypes={"T": ("bfloat16",)},
+)
+
 LAYERNORM = _fusion(
     "layernorm",
     "(x - mean) / sqrt(var + epsilon) * scale + bias over the last axis",
@@ -265,6 +293,7 @@ LAYERNORM = _fusion(
     EPSILON,
     _forward({"MEAN": "1"}, ("x", "scale", "bias", "y"), 2),
     (_OFFSET,),
+    regions=(_MODULATED,),
 )
 
 RMSNORM = _fusion(
@@ -276,6 +305,7 @@ RMSNORM = _fusion(
     EPSILON,
     _forward({}, ("x", "scale", "y"), 2),
     (_RMS_OFFSET,),
+    regions=(_GATED,),
 )
 
 RESIDUAL_RMSNORM = _fusion(
