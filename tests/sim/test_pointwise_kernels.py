@@ -58,6 +58,12 @@ CATALOG = region_kit.catalog(
         {"m": "bool[1 A1]", "x": "int64[A0 A1]", "a": "int64[]"},
         {"y": "int64[A0 A1]"},
     ),
+    fp8=(
+        "v0 = Cast(x, to=\"float32\")\nv1 = Mul(v0, s)\ny = Cast(v1, to=\"float16\")",
+        {"x": "float8_e4m3fn[A0 A1]", "s": "float32[A1]"},
+        {"y": "float16[A0 A1]"},
+    ),
+    narrow=("v0 = Mul(x, a)\ny = Max(v0, x)", {"x": "int16[A0 A1]", "a": "int16[A0 1]"}, {"y": "int16[A0 A1]"}),
     add_mul=(ADD_MUL, dict.fromkeys("xab", "float32[A0 A1]"), {"y": "float32[A0 A1]"}),
     twelve=(
         "v0 = Relu(x)\nv1 = Neg(v0)\nv2 = Abs(v1)\nv3 = Exp(v1)\nv4 = Sqrt(v2)\nv5 = Tanh(v4)\nv6 = Sigmoid(v5)\n"
@@ -258,6 +264,21 @@ def test_integers_and_bools(run, kernel):
     if kernel == "vector":
         x, m = np.hstack([x, x]), np.hstack([m, m])
     np.testing.assert_array_equal(run("mask_row", m, x, a, kernel=kernel), -np.where(m, x, a))
+
+
+@pytest.mark.parametrize("shape", [(4, 32), (3, 7)])
+def test_eight_bit_floats(run, shape):
+    x = (100 * normal(*shape)).astype(ml_dtypes.float8_e4m3fn)
+    s = normal(shape[1], seed=1)
+    want = (x.astype(np.float32) * s).astype(np.float16)
+    np.testing.assert_array_equal(run("fp8", x, s, kernel="vector"), want)
+
+
+@pytest.mark.parametrize("kernel", ["vector", "strided"])
+def test_small_integers_wrap(run, kernel):
+    x = np.random.default_rng(0).integers(-(2**15), 2**15, (6, 24), dtype=np.int16)
+    a = np.random.default_rng(1).integers(-(2**15), 2**15, (6, 1), dtype=np.int16)
+    np.testing.assert_array_equal(run("narrow", x, a, kernel=kernel), np.maximum(x * a, x))
 
 
 def test_twelve_operators_are_one_launch(run):
