@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[all]'
 	@touch $@
 
-# Every fusion in the simulator, then two real models end to end.
+# Fusions of every family in the simulator, then two real models end to end.
 run: $(STAMP)
 	$(BIN)/python examples/run_all.py
 
