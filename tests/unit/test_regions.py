@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from fusionreg.core.errors import SpecError
+from fusionreg import Registry
+from fusionreg.core.errors import ArgumentError, SpecError, UnknownNameError
 from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ir import Graph, GraphBuilder, Value
 from fusionreg.core.matcher.regions import CODE, MAX_NODES, MAX_RANK, MAX_TENSORS, SPACE, Capture, capture, near_misses
@@ -319,6 +320,15 @@ def test_open_fusions_and_their_members(catalog):
 
 
 ROW = {"inputs": {"x": "float32[N]"}, "outputs": {"y": "float32[N]"}}
+
+
+def test_an_open_fusion_is_called_by_its_members(catalog):
+    registry = Registry(catalog, device="sim")
+    x = np.ones(3, "float32")
+    with pytest.raises(ArgumentError, match=r"no tensors of its own — one with a program: points\.region\.add_mul"):
+        registry.call("points.region", x, x)
+    with pytest.raises(UnknownNameError, match=r"points\.region"):
+        registry.call("points.region.other", x, x)
 
 
 @pytest.mark.parametrize(

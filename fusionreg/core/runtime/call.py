@@ -35,6 +35,9 @@ class Call:
 def look_at(entry: FusionEntry, arrays: Sequence[Any], out: Sequence[Any] | None) -> Call:
     """Checks what does not depend on shapes; :class:`ArgumentError` otherwise."""
     fusion, names = entry.spec.name, tuple(entry.inputs)
+    if entry.spec.open:
+        members = ", ".join(m.name for m in entry.members)
+        raise _wrong(fusion, "an open fusion has no tensors of its own", f"one with a program: {members}")
     if len(arrays) > len(names):
         raise _wrong(fusion, f"{len(arrays)} arrays", f"at most {len(names)}: {', '.join(names)}")
     if out is not None and len(out) != len(entry.outputs):
