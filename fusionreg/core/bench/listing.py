@@ -62,15 +62,25 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
+_PAGE = (
+    "fusion", "workload", "kernel", "ours ms", "eager", "compile", "library", "floor", "of floor", "÷ best", "÷ goal",
+    "instr/elem",
+)  # fmt: skip
+
+
 def markdown(rows: Iterable[Result]) -> str:
-    """A table for a page of documentation: one line per workload that was measured."""
-    kept = [r for r in rows if r.status == "measured"]
-    titles = header(kept)
-    peers = peers_in(kept)
-    lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
-    for row in kept:
-        fusion, workload, *rest = line(row, peers)
-        lines.append(f"| {' | '.join([f'`{fusion}`', workload, *rest])} |")
+    """A table for a page of documentation: one line per workload that was measured, of libraries the fastest alone."""
+    lines = [f"| {' | '.join(_PAGE)} |", f"|{' --- |' * len(_PAGE)}"]
+    for row in rows:
+        if row.status != "measured":
+            continue
+        libraries = [(ms, c.name) for c in row.columns if not c.ours and (ms := row.ms(c.name))]
+        best = min((x for x in libraries if x[1] not in ("eager", "compile")), default=None)
+        library = f"{number(best[0])} {best[1]}" if best else "–"
+        graph = " (graph)" if row.mode == "g" else ""
+        cells = dict(zip(header((row,)), line(row, peers_in((row,))), strict=True))
+        cells |= {"fusion": f"`{row.fusion}`", "workload": f"{row.workload}{graph}", "library": library}
+        lines.append(f"| {' | '.join(cells.get(title, '–') for title in _PAGE)} |")
     return "\n".join(lines) + "\n"
 
 
