@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from graphs import Net, chain, fused, fusion, gemm, matches_of, plan_of, quick_gelu, sites, vocabulary
 from hypothesis import given, settings
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from fusionreg.core.errors import UnknownNameError
 from fusionreg.core.matcher.find import find
+from fusionreg.core.ops import complete, numpy_backend
 from fusionreg.core.planner import packing
-from fusionreg.core.planner.costs import Cost, CostModel, DeviceModel
+from fusionreg.core.planner.costs import PASSES, Cost, CostModel, DeviceModel
 from fusionreg.core.planner.plan import Plan, plan
 
 
@@ -77,6 +79,57 @@ def test_a_measured_time_replaces_the_estimate():
     slow = decide(graph, gemm(), cost=model(measured=lambda m: 1.0 if len(m.nodes) == 4 else None))
     assert [len(m.nodes) for m in slow] == [3]
     assert any("saves nothing" in x.reason for x in slow.losers)
+
+
+def normalised():
+    net = Net()
+    x, scale = net.input("x", "float32", (64, 256)), net.weight((256,))
+    return net.build([net.op("LayerNormalization", x, scale, net.weight((256,)))])
+
+
+NORM = fusion(
+    "norm.layernorm", "y = LayerNormalization(x, scale, bias)",
+    {"x": "T[M N]", "scale": "T[N]", "bias": "T[N]"}, {"y": "T[M N]"},
+)  # fmt: skip
+
+
+def test_an_operator_that_the_executor_runs_as_several_kernels():
+    """One node of the graph: what fusing it saves depends on who would run it otherwise."""
+    graph = normalised()
+    ours = decide(graph, NORM)
+    assert ours.saved.launches == PASSES["LayerNormalization"] - 1 and ours.saved.seconds > 7 * 4e-6
+    theirs = decide(graph, NORM, cost=model(passes={}))
+    assert not theirs.chosen and theirs.losers[0].reason == "saves nothing: unfused it is one kernel already"
+    slow = decide(graph, NORM, cost=model(measured=lambda m: 1.0))
+    assert not slow.chosen and "7 launches" in slow.losers[0].reason and "µs more" in slow.losers[0].reason
+
+
+class Counted(np.ndarray):
+    """Counts the element-wise functions and reductions that touch as many elements as ``whole``."""
+
+    seen: list[str]
+    whole: int
+
+    def __array_ufunc__(self, function, method, *inputs, out=None, **options):
+        if max(np.size(i) for i in inputs) >= Counted.whole:
+            Counted.seen.append(function.__name__)
+        plain = [i.view(np.ndarray) if isinstance(i, Counted) else i for i in inputs]
+        found = getattr(function, method)(*plain, **options)
+        return found.view(Counted) if isinstance(found, np.ndarray) else found
+
+
+@pytest.mark.parametrize("op", [op for op in PASSES if op != "fusionreg::Dropout"])  # its words are no array of ours
+def test_passes_are_no_more_than_the_executor_makes(op):
+    x = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32).view(Counted)
+    rows, channels = np.ones(6, np.float32), np.ones(4, np.float32)
+    gradient, norm = op.endswith("Grad"), "Norm" in op
+    per = channels if op.startswith(("Group", "Instance", "Batch")) else rows
+    count = {"RMSNormalization": 1, "BatchNormalization": 4}.get(op, 1 if gradient else 2) if norm else 0
+    spec = vocabulary()[op]
+    attributes = complete(spec, {"num_groups": 2} if op.startswith("Group") else {})
+    Counted.seen, Counted.whole = [], x.size
+    spec.meaning(numpy_backend(), *[x] * (2 if gradient else 1), *[per] * count, **attributes)
+    assert PASSES[op] <= len(Counted.seen), Counted.seen
 
 
 # --- choosing -------------------------------------------------------------------------------------------------------

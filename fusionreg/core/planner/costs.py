@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from ..dtypes import DTYPES
+from ..frozen import FrozenDict
 from ..ir import Graph, Node, Value
 from ..matcher.match import Match
 from ..spec import OpSpec
@@ -74,6 +75,14 @@ class Cost:
 #: Operators that move no data: they give the same elements another shape.
 FREE = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape", "Size"})
 
+#: Operators that our own executor runs as several library kernels, each over the whole tensor: how many, at least.
+#: A compiled executor of the rest, or one with kernels of its own for them, has none.
+PASSES: Mapping[str, int] = FrozenDict(
+    {"LayerNormalization": 8, "RMSNormalization": 6, "GroupNormalization": 8, "InstanceNormalization": 8}
+    | {"BatchNormalization": 4, "Softmax": 5, "LogSoftmax": 5, "fusionreg::Dropout": 6, "fusionreg::SoftmaxGrad": 4}
+    | {"fusionreg::LayerNormalizationGrad": 16, "fusionreg::RMSNormalizationGrad": 12}
+)
+
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Attention", "MatMulInteger"})
 
 
@@ -87,6 +96,7 @@ class CostModel:
         extent: what a symbolic extent counts as.
         measured: match → measured seconds of its fused call, None where nothing was measured.
         free: operators that cost nothing where the rest of the graph runs.
+        passes: operators that are more than one kernel there, each over the whole tensor: how many.
     """
 
     ops: Mapping[str, OpSpec] = field(repr=False)
@@ -94,6 +104,7 @@ class CostModel:
     extent: int = 128
     measured: Callable[[Match], float | None] = field(default=lambda match: None, repr=False)
     free: Collection[str] = FREE
+    passes: Mapping[str, int] = field(default=PASSES, repr=False)
 
     def elements(self, value: Value) -> int:
         """How many elements a value has; unknown ranks count as one symbolic extent."""
@@ -107,12 +118,14 @@ class CostModel:
         return self.elements(value) * (row.bytes if row else 4)
 
     def node(self, graph: Graph, node: Node) -> Cost:
-        """One node run by itself: reads its inputs, writes its outputs, one launch."""
+        """One node run by itself: each of its kernels reads its inputs and writes its outputs."""
         if node.op in self.free:
             return Cost()
-        moved = self._bytes(graph, {*node.inputs, *node.outputs})
+        launches = self.passes.get(node.op, 1)
+        moved = launches * self._bytes(graph, {*node.inputs, *node.outputs})
         flops = self.flops(graph, node)
-        return Cost(moved, flops, 1, self.seconds(moved, self.busy(graph, node, flops)))
+        seconds = self.seconds(moved, self.busy(graph, node, flops)) + (launches - 1) * self.device.launch
+        return Cost(moved, flops, launches, seconds)
 
     def unfused(self, graph: Graph, nodes: Iterable[str]) -> Cost:
         """The nodes one by one."""

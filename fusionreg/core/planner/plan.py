@@ -171,7 +171,10 @@ def _refusal(
     if accepts is not None and (reason := accepts(m)):
         return reason
     if policy != "aggressive" and saved.seconds <= 0:
-        return f"saves nothing: {saved.launches} launches, {saved.bytes} bytes, {saved.seconds * 1e6:.2f} µs"
+        if saved.launches <= 0 and saved.bytes <= 0:
+            return "saves nothing: unfused it is one kernel already"
+        figures = f"{saved.launches} launches, {saved.bytes} bytes"
+        return f"saves no time: {figures} less, and yet {-saved.seconds * 1e6:.2f} µs more"
     return None
 
 
