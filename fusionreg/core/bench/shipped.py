@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from ..errors import ModelError
 from ..expressions import next_pow2
-from ..frozen import EMPTY, FrozenDict
-from ..problem import Problem
+from ..frozen import FrozenDict
+from ..problem import Preferences, Problem
 from ..proof.evidence import stripped
 from ..spec import Record
 
@@ -147,24 +147,25 @@ def write(path: Path, target: str, rows: Iterable[ShippedRow], catalog: Catalog)
 
 
 class ShippedParameters:
-    """Kernel key → parameters that its plugin ships for problems of this class; asked by the runtime."""
+    """Kernel key → parameters that its plugin ships for problems of this class, and times; asked by the runtime."""
 
     def __init__(self) -> None:
         self._files: dict[Path, Mapping[tuple[str, str], ShippedRow]] = {}
         self._digests: dict[tuple[Path, str], str] = {}
 
-    def __call__(self, entry: FusionEntry, problem: Problem, device: int = 0) -> Mapping[str, Mapping[str, Any]]:
-        found: dict[str, Mapping[str, Any]] = {}
+    def __call__(self, entry: FusionEntry, problem: Problem, device: int = 0) -> Preferences:
+        params: dict[str, Mapping[str, Any]] = {}
+        seconds: dict[str, float] = {}
         text = ""
         for kernel in entry.kernels:
-            rows = self._rows(path_of(kernel.root, problem.target)) if kernel.spec.params else EMPTY
+            rows = self._rows(path_of(kernel.root, problem.target))
             if not rows:
                 continue
             text = text or class_text(problem_class(problem))
             row = rows.get((kernel.key, text))
             if row is not None and row.digest == self._digest(kernel):
-                found[kernel.key] = row.params
-        return found
+                params[kernel.key], seconds[kernel.key] = row.params, row.ms * 1e-3
+        return Preferences(params, seconds)
 
     def _rows(self, path: Path) -> Mapping[tuple[str, str], ShippedRow]:
         if path not in self._files:

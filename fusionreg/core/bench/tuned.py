@@ -14,7 +14,7 @@ from ..cache import Cache, cache_key
 from ..compiler.nvrtc import version as nvrtc_version
 from ..errors import FusionregError
 from ..frozen import FrozenDict
-from ..problem import Problem, combinations
+from ..problem import Preferences, Problem, combinations
 from ..proof.evidence import stripped
 from ..render import render
 from ..runtime.driver import driver
@@ -84,8 +84,8 @@ def device_facts(device: int = 0) -> dict[str, str]:
 
 
 class TunedParameters:
-    """Kernel key → parameters for problems of this class: those found best on this GPU, else those that its plugin
-    ships; asked by the runtime.
+    """Kernel key → parameters for problems of this class, and times: those found best on this GPU, else those that its
+    plugin ships; asked by the runtime.
 
     Args:
         cache: where :func:`tune` keeps them.
@@ -97,7 +97,7 @@ class TunedParameters:
     ) -> None:
         self._cache, self._environment, self._shipped = cache, environment, ShippedParameters()
 
-    def __call__(self, entry: FusionEntry, problem: Problem, device: int = 0) -> Mapping[str, Mapping[str, Any]]:
+    def __call__(self, entry: FusionEntry, problem: Problem, device: int = 0) -> Preferences:
         shipped = self._shipped(entry, problem, device)
         cache = self._cache()
         if cache.path is None or not (cache.path / KIND).is_dir():  # nobody ever tuned: nothing to look up
@@ -105,10 +105,12 @@ class TunedParameters:
         environment = tuning_environment(self._environment(device))
         if not environment:
             return shipped
-        found = dict(shipped)
+        params, seconds = dict(shipped), {}
         for kernel in entry.kernels:
-            key = key_of(entry, kernel, problem, environment) if kernel.spec.params else None
+            key = key_of(entry, kernel, problem, environment)
             known = kept(cache, key) if key else None
             if known is not None:
-                found[kernel.key] = FrozenDict(known["params"])
-        return found
+                params[kernel.key] = FrozenDict(known["params"])
+                if isinstance(known.get("ms"), float):
+                    seconds[kernel.key] = known["ms"] * 1e-3
+        return Preferences(params, seconds or shipped.seconds)  # times of one machine are not held against another's

@@ -76,7 +76,7 @@ class Tuned:
     Attributes:
         kernel: ``fusion/kernel``.
         workload: its name.
-        params: the best ones; empty where none could be timed.
+        params: the best ones; empty where none could be timed, and for a kernel that has none.
         ms, default_ms: medians of the best, and of what dispatch would have taken.
         tried: combinations timed.
         kept: whether the cache had them.
@@ -157,8 +157,8 @@ def tune(
             for chosen in subject.selection.accepted:
                 kernel, name = chosen.kernel, subject.workload.name
                 candidates = list(combinations(kernel, subject.problem))
-                if len(candidates) < 2:
-                    continue
+                if len(candidates) < 2 and len(subject.selection.accepted) < 2:
+                    continue  # neither parameters nor a kernel to choose
                 key = key_of(subject.entry, kernel, subject.problem, environment)
                 known = None if key is None or again else kept(cache, key)
                 if known is not None:
@@ -173,7 +173,7 @@ def tune(
                     make = make or stack.enter_context(tuner.trials(subject))
                     made = _tune(subject, kernel, candidates, chosen, tuner, make, cache)
                     lost = tuner.lost()
-                    if made.params:
+                    if made.ms is not None:
                         body = {"params": dict(made.params), "ms": made.ms, "default_ms": made.default_ms,
                                 "tried": made.tried}  # fmt: skip
                         meta = {"name": kernel.key, "parts": {"workload": name, **environment}}

@@ -6,10 +6,10 @@
 
 from .binding import bind
 from .geometry import Launch, launch_geometry
-from .selection import Candidate, Refusal, Selection, combinations, select
+from .selection import Candidate, Preferences, Refusal, Selection, combinations, select
 from .types import Problem, Tensor
 
 __all__ = [
-    "Candidate", "Launch", "Problem", "Refusal", "Selection", "Tensor", "bind", "combinations",
+    "Candidate", "Launch", "Preferences", "Problem", "Refusal", "Selection", "Tensor", "bind", "combinations",
     "launch_geometry", "select",
 ]  # fmt: skip

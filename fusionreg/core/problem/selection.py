@@ -63,6 +63,18 @@ class Selection:
         return "; ".join(map(str, self.refused)) or "it has no kernel"
 
 
+class Preferences(dict[str, Mapping[str, Any]]):
+    """Kernel key → parameters found best for a problem like this.
+
+    Attributes:
+        seconds: kernel key → what it took with them, where somebody measured.
+    """
+
+    def __init__(self, params: Mapping[str, Mapping[str, Any]] = EMPTY, seconds: Mapping[str, float] = EMPTY) -> None:
+        super().__init__(params)
+        self.seconds = seconds
+
+
 def select(
     entry: FusionEntry,
     problem: Problem,
@@ -75,7 +87,8 @@ def select(
 
     Args:
         measured: kernel key → seconds, where somebody measured this problem.
-        tuned: kernel key → parameters found best; used where they are valid here.
+        tuned: kernel key → parameters found best; used where they are valid here. Times of :class:`Preferences` order
+            the kernels where every one that accepts has one: a time says nothing about a kernel that nobody timed.
         pending: whether kernels that are marked pending count too.
     """
     accepted: list[Candidate] = []
@@ -92,10 +105,13 @@ def select(
             refused.append(broken or (reasons or [Refusal(kernel, "no combination of its parameters is valid")])[-1])
         else:
             accepted.append(found)
+    seconds = measured
+    if not measured and isinstance(tuned, Preferences) and all(c.kernel.key in tuned.seconds for c in accepted):
+        seconds = tuned.seconds
     ranked = sorted(
         accepted,
         key=lambda c: (
-            measured.get(c.kernel.key, inf),
+            seconds.get(c.kernel.key, inf),
             _estimate(c.kernel, problem, c.params),
             c.kernel.spec.name,
             c.kernel.key,

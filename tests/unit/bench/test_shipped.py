@@ -54,6 +54,7 @@ def test_what_is_shipped_is_used(tmp_path, cache) -> None:
     )  # fmt: skip
     assert row.gpu == "Fake GPU" and row.digest == kernel_digest(kernel)
     assert asked(catalog) == {"acme.add_relu/plain": {"BLOCK": 128}}
+    assert asked(catalog).seconds == {"acme.add_relu/plain": pytest.approx(1e-3)}
     assert asked(catalog, axes={"M": 40, "N": 256}) == {"acme.add_relu/plain": {"BLOCK": 128}}  # of one class
     assert asked(catalog, axes={"M": 4096, "N": 256}) == {} and asked(catalog, dtypes={"T": "float16"}) == {}
     chosen = Subject.of(catalog["acme.add_relu"], ROW, "sm_90a", OPS, ShippedParameters()).selection.accepted[0]
@@ -76,6 +77,7 @@ def test_what_was_tuned_here_comes_first(tmp_path, cache) -> None:
     subject = subject_of(catalog)
     here = TunedParameters(lambda: cache, lambda device: FACTS)
     assert here(subject.entry, subject.problem) == {"acme.add_relu/plain": {"BLOCK": 256}}
+    assert here(subject.entry, subject.problem).seconds == {"acme.add_relu/plain": pytest.approx(1e-3)}
     elsewhere = TunedParameters(lambda: cache, lambda device: {**FACTS, "gpu": "another"})
     assert elsewhere(subject.entry, subject.problem) == {"acme.add_relu/plain": {"BLOCK": 128}}
     nobody = TunedParameters(lambda: Cache(tmp_path / "empty"), lambda device: FACTS)

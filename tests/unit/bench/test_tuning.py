@@ -13,9 +13,10 @@ from fusionreg.core.bench.shipped import problem_class
 from fusionreg.core.bench.tuned import KIND, TunedParameters, key_of
 from fusionreg.core.bench.tuning import order, tune, winner
 from fusionreg.core.cache import Cache
-from fusionreg.core.problem import combinations
+from fusionreg.core.problem import Preferences, combinations, select
 from fusionreg.core.runtime import Runtime
 from fusionreg.core.runtime.libraries import Place, library_of
+from fusionreg.core.spec import KernelSpec
 
 
 @pytest.fixture
@@ -140,6 +141,43 @@ def test_a_call_uses_what_was_tuned(tmp_path, cache, monkeypatch) -> None:
     assert block(64, {}) == 64  # frozen
     assert block(64, TunedParameters(lambda: cache, lambda device: {**FACTS, "gpu": "another"})) == 64
     assert block(64, TunedParameters(lambda: cache, lambda device: {})) == 64
+
+
+def two_kernels(folder):
+    """The first by estimate has no choice; neither has the second."""
+    kernels = tuple(
+        KernelSpec(name=name, template="k.cu.j2", params={"BLOCK": (block,)}, block="BLOCK", estimate=seconds,
+                   grid="ceildiv(M * N, BLOCK)")
+        for name, block, seconds in (("first", 64, "1e-6"), ("second", 128, "2e-6"))
+    )  # fmt: skip
+    return made(folder, kernels=kernels)
+
+
+def test_dispatch_takes_the_kernel_that_was_faster(tmp_path, cache) -> None:
+    catalog = two_kernels(tmp_path)
+    tuned = TunedParameters(lambda: cache, lambda device: FACTS)
+
+    def picked(parameters=None) -> str:
+        subject = Subject.of(catalog["acme.add_relu"], ROW, "sm_90a", OPS, parameters)
+        return subject.chosen.kernel.spec.name
+
+    assert picked() == "first"
+    both = tune([subject_of(catalog)], FakeTuner({64: 2.0, 128: 1.0}), cache)
+    assert [t.kernel for t in both] == ["acme.add_relu/first", "acme.add_relu/second"]
+    assert picked(tuned) == "second" and picked() == "first"
+    tune([subject_of(catalog)], FakeTuner({64: 1.0, 128: 2.0}), cache, again=True)
+    assert picked(tuned) == "first"
+    entry, problem = catalog["acme.add_relu"], subject_of(catalog).problem
+    slow = {"acme.add_relu/first": 9.0, "acme.add_relu/second": 1.0}
+    assert select(entry, problem, measured=slow, tuned=tuned(entry, problem)).accepted[0].kernel.spec.name == "second"
+
+
+def test_a_time_says_nothing_about_kernels_that_nobody_timed(tmp_path) -> None:
+    catalog = two_kernels(tmp_path)
+    entry, problem = catalog["acme.add_relu"], subject_of(catalog).problem
+    for times, first in (({"second": 1.0}, "first"), ({"first": 2.0, "second": 1.0}, "second"), ({}, "first")):
+        tuned = Preferences({}, {f"acme.add_relu/{k}": v for k, v in times.items()})
+        assert select(entry, problem, tuned=tuned).accepted[0].kernel.spec.name == first
 
 
 def test_the_facts_of_a_device(monkeypatch) -> None:
