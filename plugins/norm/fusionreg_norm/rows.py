@@ -62,7 +62,7 @@ def _forward(
 ) -> tuple[KernelSpec, ...]:
     """``rows``: tensors of the row's size that move; ``pending``: why dispatch must not choose kernel ``rows`` yet."""
     seconds = f"{rows} * M * N * bits(T) / 8"
-    held = 2 if "MEAN" in parts else 1
+    held, streams = 2 if "MEAN" in parts else 1, 2 if "RESIDUAL" in parts else 1
     return (
         KernelSpec(
             name="stream",
@@ -79,18 +79,19 @@ def _forward(
                 "EXACT": (1, 0),
                 "ITEMS": (4, 3, 2, 1),
                 "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024),
-                "THREADS": (512, 640) if "RESIDUAL" in parts else (768, 896),
+                "THREADS": (1024, 768, 512),
+                "DEPTH": (2, 1, 3),
             },
             valid=(
                 "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
-                "ITEMS in (2, 4) or LANES == 32",
+                "ITEMS > 1 or LANES == 32",
                 "N > (LANES - 32) * ITEMS * 8",
                 "N > LANES * (ITEMS - 1) * 8",
             ),
             constants={**_constants(parts), "GROUPS": GROUPS},
             grid="min(M, multiprocessors)",
             block="LANES * GROUPS",
-            shared_memory=f"LANES * ITEMS * {32 * held} + GROUPS * LANES // 2",
+            shared_memory=f"LANES * ITEMS * {32 * held} + GROUPS * LANES // 2 + LANES * GROUPS * ITEMS * DEPTH * bits(T) * {streams}",
             estimate=f"4e-6 + {seconds} / 4.2e12",
         ),
         KernelSpec(
@@ -134,7 +135,7 @@ def _backward(
     One block of 512 threads, at most 128 registers each, fits any multiprocessor, so there is one for each.
     """
     seconds = f"{rows} * M * N * bits(T) / 8"
-    columns = 2 if "MEAN" in parts else 1
+    columns, streams = 2 if "MEAN" in parts else 1, 3 if "RESIDUAL" in parts else 2
 
     def kernel(name: str, summary: str, template: str, threads: str, at_once: str, **fields: Any) -> KernelSpec:
         blocks = f"max(1, min(ceildiv(M, {at_once}), multiprocessors))"
@@ -168,19 +169,18 @@ def _backward(
                 "EXACT": (1, 0),
                 "ITEMS": (2, 4, 3, 1),
                 "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768),
-                "THREADS": (512, 384, 256, 768, 1024),
-                "SHARED": (0, 1),
-                "LATE": (0, 1),
+                "THREADS": (768, 1024, 512),
             },
             valid=(
                 "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
                 "N > (LANES - 32) * ITEMS * 8",
                 "N > LANES * (ITEMS - 1) * 8",
             ),
-            constants={**_constants(parts), "GROUPS": GROUPS},
+            constants={**_constants(parts), "GROUPS": GROUPS, "DEPTH": "1"},
             grid="max(1, min(M, multiprocessors))",
             block="LANES * GROUPS",
-            shared_memory=f"max(LANES * ITEMS * 32 * (1 + (GROUPS * {columns} if SHARED else 0)) + GROUPS * LANES // 2, {columns} * N * 4)",
+            shared_memory=f"LANES * ITEMS * 32 * (1 + GROUPS * {columns}) + GROUPS * LANES // 2"
+            f" + {streams} * LANES * GROUPS * ITEMS * bits(T)",
             cooperative=True,
             workspace=f"max(1, min(M, multiprocessors)) * {columns} * max(N, 1) * 4",
             min_blocks=1,
