@@ -11,6 +11,7 @@ from typing import Any
 
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance
 
+from .groups_workloads import workloads
 from .rows import DROPOUT, EPSILON, PENDING, RNG
 
 MAP = "T[N C S ...]"
@@ -97,10 +98,9 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             block="THREADS",
             estimate="6e-6 + 4 * N * C * S * bits(T) / 8 / (2e12 if VEC > 1 else 4e11)",
         ),
-        _chip("block", "1", "a group in the shared memory of one block, read once", flags),
         _chip(
-            "cluster", "SPREAD", "a group in the shared memory of a cluster of blocks, read once", flags, spread,
-            cluster="SPREAD", targets="sm_90+",
+            "cluster", "SPREAD", "a group in the shared memory of a cluster of blocks, read once", flags,
+            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
         ),
         _chip(
             "stream", TEAM.format("multiprocessors * PER_SM", BYTES),
@@ -113,15 +113,15 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             spread, cluster="SPREAD", targets="sm_90+",
         ),
         _last(
-            "last_stream", TEAM.format("multiprocessors", f"{BYTES} * SLICE"),
-            "channels last: some groups at a time in the shared memory of all blocks, read once", flags, STREAM,
-            grid=True, cooperative=True, min_blocks=1, workspace="2 * TEAMS * {} * SLICE * 16",
+            "last_stream", TEAM.format("multiprocessors * PER_SM", f"{BYTES} * SLICE"),
+            "channels last: teams of blocks, each with some groups in its shared memory, read once", flags, STREAM,
+            grid=True, cooperative=True, min_blocks=2, workspace="N * groups * {} * 8",
         ),
     )  # fmt: skip
 
 
-#: Groups, or slices of them, that are on all blocks together at one time, and whether the next ones are on their way.
-STREAM = {"TEAMS": (1, 2, 3, 4, 6, 8, 12, 16), "BUFFERS": (2, 1)}
+#: Blocks of a multiprocessor, and teams that they all make up; each team takes one group, or slice of groups, at a time.
+STREAM = {"PER_SM": (2, 1), "TEAMS": (1, 2, 4, 8, 16, 32, 64, 3, 6, 12, 24)}
 STREAMS = {"PER_SM": (2, 3, 4), "TEAMS": (1, 2, 4, 8, 16, 32, 64, 128, 3, 6, 12, 24, 66, 132, 198, 264)}
 
 
@@ -139,6 +139,7 @@ def _chip(
         pending=PENDING,
         template=f"group_forward_{'stream' if grid else 'chip'}.cu.j2",
         summary=summary,
+        targets="sm_90+",
         requires=(WHOLE, FEW, "C // groups * S < 2147483648"),
         params={"WHOLE": (1, 0), **params, "THREADS": (256,) if grid else (512, 1024, 256)},
         valid=(
@@ -171,16 +172,15 @@ def _last(
         summary=summary,
         strides=("x", "y"),
         requires=(LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW),
-        params={"SLICE": (1, 2, 4, 8, 16, 32), **params, "THREADS": (512, 320, 480, 640)},
+        params={"SLICE": (1, 2, 4, 8, 16, 32), **params, "THREADS": (320, 256, 384) if grid else (512, 320, 640)},
         valid=(
             f"groups % SLICE == 0 and {width} * bits(T) % 128 == 0 and {width} * bits(T) <= THREADS * 128",
-            *(("TEAMS <= multiprocessors",) if grid else ()),
+            *(("TEAMS <= N * (groups // SLICE)",) if grid else ()),
         ),
-        constants={**flags, "PACKED": "1", "GRID": "1" if grid else "0", "BLOCKS": "1" if grid else blocks}
-        | ({} if grid else {"BUFFERS": "1"}),
+        constants={**flags, "PACKED": "1", "GRID": "1" if grid else "0", "BLOCKS": "1" if grid else blocks},
         grid=f"TEAMS * {blocks}" if grid else f"N * groups // SLICE * {blocks}",
         block="THREADS",
-        shared_memory=f"{'BUFFERS * ' if grid else ''}{tiles} * {width} * bits(T) + THREADS * 1024 // bits(T){masks}",
+        shared_memory=f"{tiles} * {width} * bits(T) + THREADS * 1024 // bits(T){masks}",
         estimate="5e-6 + ceildiv(N * groups // SLICE, TEAMS) * 1e-6 + 2 * N * C * S * bits(T) / 8 / 3e12"
         if grid
         else "5e-6 + 2 * N * C * S * bits(T) / 8 / 3e12",
@@ -204,6 +204,7 @@ def _fusion(words: str, summary: str, pattern: str, dropout: bool) -> FusionSpec
         constraints=(*DIVIDES, *(("0 <= p and p <= 1",) if dropout else ())),
         cases=group_cases({"x": "offset", "scale": "ones", "bias": "zeros"}, dropout),
         tolerances=(GROUP_TOLERANCE,),
+        workloads=workloads(words),
         kernels=_kernels(dropout),
         tags=("norm", "S17", *(("training",) if dropout else ())),
     )
@@ -241,6 +242,7 @@ SWISH_DROPOUT = FusionSpec(
         Case(name="all_dropped", attributes={"p": 1.0}, values={"x": "special"}, summary="p = 1 drops NaN as well"),
         Case(name="tails", attributes={"p": 0.0}, values={"x": "saturating"}, summary="both ends of the sigmoid"),
     ),
+    workloads=workloads("swish_dropout"),
     kernels=(
         KernelSpec(
             name="elements",
@@ -249,9 +251,11 @@ SWISH_DROPOUT = FusionSpec(
             summary="16 bytes a thread and turn",
             params={"VEC": (8, 4, 1), "THREADS": (256,)},
             valid=(
-                "VEC == 1 or VEC * bits(T) == 128 and M * N % VEC == 0 and aligned(x, 16) and aligned(y, 16)",
+                "VEC == 1 or VEC * bits(T) == 128 and M * N % VEC == 0 and aligned(x, 16) and aligned(y, 16) "
+                "and M * N < 34359738368",
             ),
-            grid="max(1, min(ceildiv(M * N, THREADS * VEC), 2147483647))",
+            constants={"DROPOUT": "1", "PACKED": "1 if VEC == 8 else 0"},
+            grid="max(1, min(ceildiv(M * N, THREADS * VEC), multiprocessors * 16))",
             block="THREADS",
             estimate="2e-6 + 2 * M * N * bits(T) / 8 / (4e12 if VEC > 1 else 1e12)",
         ),
