@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -230,6 +231,40 @@ def _rsqrt(w: Writer, node: Node) -> bool:
     return True
 
 
+def _batch_normalization(w: Writer, node: Node) -> bool:
+    """What training gives beyond ONNX, from the batch's own statistics: those that a momentum of 0 leaves."""
+    if not node.attrs.get("unbiased", 0) and not any(node.outputs[3:]):
+        return False
+    x, _, _, mean, var = node.inputs
+    y, new_mean, new_var, saved_mean, saved_inverse = (*node.outputs, *[""] * 5)[:5]
+    kind, shape = w.graph.values[var].dtype, w.graph.values[x].shape
+    epsilon, momentum = node.attrs.get("epsilon", 1e-5), node.attrs.get("momentum", 0.9)
+    batch_mean, batch_var = w.fresh("batch_mean"), w.fresh("batch_var")
+
+    def normalise(outputs: Sequence[str], keep: float) -> None:
+        attrs = {"epsilon": epsilon, "momentum": keep, "training_mode": 1}
+        w.nodes.append(onnx.helper.make_node("BatchNormalization", list(node.inputs), list(outputs), **attrs))
+
+    normalise((y or w.fresh("y"), batch_mean, batch_var), 0.0)
+    counts = [d for i, d in enumerate(shape or ("?",)) if i != 1]
+    if not all(isinstance(d, int) for d in counts):
+        raise ModelError("cannot save", node.name, f"BatchNormalization over {shape}", "known extents")
+    count = prod(d for d in counts if isinstance(d, int))
+    spread = 1.0 if not node.attrs.get("unbiased", 0) else count / (count - 1) if count > 1 else np.nan
+    for new, old, batch, factor in ((new_mean, mean, batch_mean, 1.0), (new_var, var, batch_var, spread)):
+        if new:
+            kept = w.emit("Mul", [old, w.constant(momentum, kind)])
+            w.emit("Add", [kept, w.emit("Mul", [batch, w.constant((1.0 - momentum) * factor, kind)])], new)
+    if saved_mean:
+        w.emit("Cast", [batch_mean], saved_mean, to=dtype(w.graph.values[saved_mean].dtype).onnx)
+    if saved_inverse:
+        wide = w.graph.values[saved_inverse].dtype
+        spread_wide = w.emit("Cast", [batch_var], to=dtype(wide).onnx)
+        root = w.emit("Sqrt", [w.emit("Add", [spread_wide, w.constant(epsilon, wide)])])
+        w.emit("Reciprocal", [root], saved_inverse)
+    return True
+
+
 SPELLINGS: Mapping[str, Callable[[Writer, Node], bool]] = {
     "MatMul": _matmul,
     "Swish": _swish,
@@ -237,6 +272,7 @@ SPELLINGS: Mapping[str, Callable[[Writer, Node], bool]] = {
     "RMSNormalization": _rms_normalization,
     "Attention": _attention,
     "fusionreg::Rsqrt": _rsqrt,
+    "BatchNormalization": _batch_normalization,
 }
 """Operator → how it is spelled; False when it can be written as itself."""
 

@@ -9,6 +9,7 @@ import copy
 from itertools import product
 
 import numpy as np
+import onnx
 import onnx_models
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_torch(affine, track, momentum, bias, groups, training) -> None:
     for graph in (imported.graph, lifted):
         got = ExportedCallable(imported, lambda given, g=graph: evaluate(g, given, ops=OPS))(x)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    stored = [n for n in lifted.nodes if n.op == "BatchNormalization"]
+    stored = [n for n in lifted.nodes if n.op == "BatchNormalization" and not n.attrs.get("training_mode")]
     assert len(stored) == (track and not training)
     statistics = {n for n in lifted.nodes if n.op.startswith("Reduce") or n.attrs.get("training_mode")}
     assert bool(statistics) == (training or not track)
@@ -91,3 +92,24 @@ def test_onnx_before_14_further_outputs_mean_training(opset) -> None:
     np.testing.assert_allclose(y, [-0.499999, 0.5, 2.499998], rtol=1e-5)
     with pytest.raises(ModelError, match="training mode"):
         load(made("y", "mean"))
+
+
+def test_torch_training_as_onnx_writes_it(tmp_path) -> None:
+    """The unbiased running variance is not ONNX's own: the file spells it out, and says the same."""
+    from onnx.reference import ReferenceEvaluator
+
+    from fusionreg.integrations.onnx.spell import write_graph
+
+    module = nn.BatchNorm2d(4, momentum=0.3).train()
+    x = 2.0 * torch.randn(3, 4, 5, 2) + 1.0
+    graph = import_exported(export(module, (x,))).graph
+    written = onnx.helper.make_model(write_graph(graph, 20), opset_imports=[onnx.helper.make_opsetid("", 20)])
+    onnx.checker.check_model(written)
+    given = {"x": x.numpy(), "mean": module.running_mean.numpy(), "var": module.running_var.numpy()}
+    feeds = {n: next((v for k, v in given.items() if k in n), np.array(0)) for n in graph.inputs}
+    feeds[graph.inputs[-1]] = x.numpy()
+    found = dict(zip(graph.outputs, ReferenceEvaluator(written).run(None, feeds), strict=True))
+    want = module(x).detach().numpy()
+    np.testing.assert_allclose(next(v for v in found.values() if v.ndim == 4), want, rtol=1e-4, atol=1e-5)
+    for name, buffer in (("mean", module.running_mean), ("var", module.running_var)):
+        np.testing.assert_allclose(next(v for k, v in found.items() if name in k), buffer, rtol=1e-5, atol=1e-6)

@@ -9,7 +9,6 @@ from fusionreg.core.dtypes import DTYPES
 from fusionreg.core.frozen import FrozenDict
 
 from ..emitter import Emitter, V
-from .reductions import below
 
 
 def _wide(e: Emitter, x: V, *others: V | None) -> str:
@@ -194,24 +193,37 @@ def batch_norm_functional(
     if not training:
         y = batch_norm(e, input, weight, bias, running_mean, running_var, False, momentum, eps)
         return y, None, None, running_mean, running_var
-    dtype = _wide(e, input, weight, bias)
-    x = e.cast(input, dtype)
-    channels = [_channels(e, x)]
-    scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, channels)
-    shift = e.cast(bias, dtype) if bias is not None else e.const(0, dtype, channels)
-    y, mean, var = normalise(e, x, scale, shift, eps)
-    axes = [a for a in range(x.rank) if a != 1]
-    counts = [e.operand(below(e, x, axes, less), dtype) for less in (0.0, 1.0)]
-    unbiased = e.op("Div", e.op("Mul", var, counts[0]), counts[1])
-    return (
-        e.cast(y, input.dtype), None, None,
-        _blend(e, running_mean, mean, momentum), _blend(e, running_var, unbiased, momentum),
+    dtype, channels = running_mean.dtype, [_channels(e, input)]
+    scale = weight if weight is not None else e.const(1, dtype, channels)
+    shift = bias if bias is not None else e.const(0, dtype, channels)
+    y, mean, var, saved_mean, saved_inverse = e.op(
+        "BatchNormalization", input, scale, shift, running_mean, running_var,
+        epsilon=float(eps), momentum=1.0 - float(momentum), training_mode=1, unbiased=1, outputs=5,
     )  # fmt: skip
+    saved = zip((saved_mean, saved_inverse), e.metas[1:3], strict=True)
+    return (y, *(None if m is None else e.cast(v, m.dtype) for v, m in saved), mean, var)  # type: ignore[union-attr]
 
 
-def _blend(e: Emitter, old: V, new: V, momentum: float) -> V:
-    kept = e.op("Mul", old, e.number(1 - momentum, old.dtype))
-    return e.op("Add", kept, e.op("Mul", e.cast(new, old.dtype), e.number(momentum, old.dtype)))
+def native_batch_norm_backward(
+    e: Emitter,
+    grad_out: V,
+    input: V,
+    weight: V | None,
+    running_mean: V | None,
+    running_var: V | None,
+    save_mean: V | None,
+    save_invstd: V | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    **_: Any,
+) -> Any:
+    """In training, from the saved statistics."""
+    if not train or save_mean is None or save_invstd is None:
+        raise e.refuse("the backward pass of stored statistics", "that of training, with saved statistics")
+    scale = weight if weight is not None else e.const(1, save_mean.dtype, [_channels(e, input)])
+    found = e.op("fusionreg::BatchNormalizationGrad", grad_out, input, scale, save_mean, save_invstd, outputs=3)
+    return tuple(v if wanted else None for v, wanted in zip(found, output_mask, strict=True))
 
 
 TABLE: FrozenDict[str, Any] = FrozenDict(
@@ -230,5 +242,6 @@ TABLE: FrozenDict[str, Any] = FrozenDict(
         "aten._native_batch_norm_legit_no_training.default": batch_norm_inference,
         "aten.cudnn_batch_norm.default": native_batch_norm,
         "aten._native_batch_norm_legit_functional.default": batch_norm_functional,
+        "aten.native_batch_norm_backward.default": native_batch_norm_backward,
     }
 )
