@@ -1,27 +1,33 @@
-"""What batch normalisation is measured on: the maps of ResNet-50."""
+"""What batch normalisation is measured on: the maps of ResNet-50, channels last, at 32 and 256 images."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fusionreg.core.spec import Workload
 
-#: (channels, extent of each of two spatial axes).
-_MAPS = ((64, 112), (64, 56), (256, 56), (512, 28), (1024, 14), (2048, 7))
-_GOAL = (256, 256, 56)
+#: (channels, extent of each of two spatial axes), of a normalisation alone and of one that ends a block.
+_ALONE = ((256, 56), (64, 112), (64, 56), (128, 28), (256, 14), (512, 7))
+_AFTER_ADDING = ((256, 56), (512, 28), (1024, 14), (2048, 7))
 
 
-def workloads(words: str) -> tuple[Workload, ...]:
-    """Those of ``norm.<words>``: float16 maps, parameters and statistics in float32."""
+def workloads(words: str, maps: Sequence[str]) -> tuple[Workload, ...]:
+    """Those of ``norm.<words>``, whose inputs ``maps`` are float16; parameters and statistics are float32."""
+    sizes = _AFTER_ADDING if "add" in words else _ALONE
+    largest = (256, *sizes[0])
+    rows = [(n, *size, True) for n in (256, 32) for size in sizes] + [(*largest, False)]
     found = []
-    for n, c, s in sorted(((n, *m) for n in (32, 256) for m in _MAPS), key=lambda m: m != _GOAL):
-        goal = "best" if (n, c, s) == _GOAL and words == "batchnorm_relu" else ""
+    for n, c, s, last in rows:
+        goal = "best" if last and (n, c, s) == largest and words == "batchnorm_relu" else ""
         found.append(
             Workload(
-                name=f"{n}x{c}x{s}x{s}-fp16",
+                name=f"{n}x{c}x{s}x{s}-fp16-{'nhwc' if last else 'nchw'}",
                 row="S22" if goal else "S22 more",
                 axes={"N": n, "C": c, "S": s},
                 batch=(s,),
                 dtypes={"T": "float16", "P": "float32"},
                 attributes={} if words.endswith("backward") else {"unbiased": 1},
+                layouts=dict.fromkeys(maps, "channels_last") if last else {},
                 goal=goal,
             )
         )
