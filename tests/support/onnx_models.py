@@ -111,4 +111,28 @@ def count(graph: Graph) -> dict[str, int]:
     return found
 
 
-__all__ = ["OPS", "TensorProto", "check", "count", "info", "model", "node", "ort", "ours", "random", "same"]
+def function(name, inputs, outputs, nodes, opset=17, attributes=(), defaults=(), domains=()) -> onnx.FunctionProto:
+    """A model-local function of domain ``local``."""
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("local", 1)]
+    return helper.make_function("local", name, inputs, outputs, nodes, imports, list(attributes), list(defaults))
+
+
+def loop_body() -> onnx.GraphProto:
+    """The body of a Loop that adds, grows and scans."""
+    return helper.make_graph(
+        [
+            node("Add", ["acc", "x"], ["acc2"]),
+            node("Concat", ["all", "acc2"], ["all2"], axis=0),
+            node("Mul", ["acc2", "two"], ["scan"]),
+        ],
+        "body",
+        [info("i", [], "int64"), info("go", [], "bool"), info("acc", None), info("all", None)],
+        [info("go", [], "bool"), info("acc2", None), info("all2", None), info("scan", None)],
+        [numpy_helper.from_array(np.float32(2), "two")],
+    )
+
+
+__all__ = [
+    "OPS", "TensorProto", "check", "count", "function", "info", "loop_body", "model", "node", "ort", "ours", "random",
+    "same",
+]  # fmt: skip
