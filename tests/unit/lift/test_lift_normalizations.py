@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lifting import Spell, assert_lifted, assert_not_lifted, kinds, lifted_of, unlifted_of
+from lifting import Spell, assert_lifted, assert_not_lifted, kinds, lifted, lifted_of, unlifted_of
 
 EPS = 1e-5
 
