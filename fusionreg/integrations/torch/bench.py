@@ -168,7 +168,7 @@ class Workplace:
         sets = 1 if subject.workload.mode == "g" else SETS
         fitting = max(1, SETS_BYTES // max(1, traffic.read + traffic.written))
         self.sets = [arrays_of(subject, device, seed) for seed in range(min(sets, fitting))]
-        self.verifier = Verifier(subject.graph, subject.ops, self.sets[0])
+        self.verifier = Verifier(subject.graph, subject.ops, self.sets[0], subject.entry.spec.tolerances)
         self.still = undropped(subject.graph)
         self.module: Any = None
         self.code, self._why = "", ""
@@ -181,9 +181,10 @@ class Workplace:
     def entrants(self, peers: Sequence[str] = PEERS) -> tuple[Entrant, ...]:
         """Our kernels, then of ``peers`` eager and compile, then what libraries have."""
         found = [self.ours(c.kernel, c.params) for c in self.subject.selection.accepted]
-        for name, made in (("eager", lambda module: module.forward), ("compile", _compiled)):
+        plain = partial(_compiled, mode="default")  # of the twin that is only checked: nothing of it is tuned
+        for name, made, twin in (("eager", _forward, _forward), ("compile", _compiled, plain)):
             if name in peers:
-                found.append(Entrant(name, reason=self._why) if self.module is None else self._peer(name, made))
+                found.append(Entrant(name, reason=self._why) if self.module is None else self._peer(name, made, twin))
         libraries = library_peers(self.subject.graph, self.subject.ops)
         found += [self._library(p) for p in libraries if p.name in peers]
         return tuple(found)
@@ -216,17 +217,19 @@ class Workplace:
         note = f"pending: {kernel.spec.pending}" if kernel.spec.pending else ""
         return self._entrant(kernel.name, bind, verify, ours=True, note=note)
 
-    def _peer(self, name: str, made: Callable[[Any], Callable[..., Any]]) -> Entrant:
+    def _peer(
+        self, name: str, made: Callable[[Any], Callable[..., Any]], checked: Callable[[Any], Callable[..., Any]]
+    ) -> Entrant:
         """torch on the pattern's graph. Where that drops elements, torch's mask is another: then the same code is
-        checked with nothing dropped, and timed as it is."""
+        ``checked`` with nothing dropped, and timed as it is."""
         names, still = self.subject.graph.inputs, self.still
 
         def verify(call: Any) -> Check:
             if still is None:
                 return self.verifier.check(_tuple(call()))
             found = _tuple(call())
-            wanted = Verifier(still, self.subject.ops, self.sets[0])
-            twin = made(torch_module(still, self.subject.ops, self.device))
+            wanted = Verifier(still, self.subject.ops, self.sets[0], self.subject.entry.spec.tolerances)
+            twin = checked(torch_module(still, self.subject.ops, self.device))
             verdict = wanted.check(_tuple(twin(*(self.sets[0][n] for n in names))))
             finite = all(bool(torch.isfinite(y).all()) for y in found if y.is_floating_point())
             return verdict if finite else replace(verdict, reason="an output is not finite")
@@ -246,9 +249,14 @@ class Workplace:
         return [partial(function, *(arrays[n] for n in inputs)) for arrays in self.sets]
 
 
-def _compiled(module: Any) -> Callable[..., Any]:
+def _forward(module: Any) -> Callable[..., Any]:
+    forward: Callable[..., Any] = module.forward
+    return forward
+
+
+def _compiled(module: Any, mode: str = COMPILE_MODE) -> Callable[..., Any]:
     """The module compiled; its first call, which tunes, keeps the tuner's tables and failed candidates to itself."""
-    compiled = torch.compile(module, mode=COMPILE_MODE, dynamic=False, fullgraph=True)
+    compiled = torch.compile(module, mode=mode, dynamic=False, fullgraph=True)
     tuned = False
 
     def call(*arrays: Any) -> Any:

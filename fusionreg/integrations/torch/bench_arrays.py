@@ -18,6 +18,7 @@ from fusionreg.core.ir import Graph
 from fusionreg.core.ops import Vocabulary
 from fusionreg.core.planner.costs import CostModel
 from fusionreg.core.runtime import Runtime
+from fusionreg.core.spec import Tolerance
 
 from .schemas import dtype_name, torch_dtype
 
@@ -88,21 +89,29 @@ class Verifier:
     """Holds outputs on one set of arrays against the pattern in float64.
 
     An error is ‖got − exact‖ / ‖exact‖, and the same of the largest element. Twice that of the unfused chain at the
-    workload's dtypes plus one unit of the last place is allowed: the contract of conformance, for tensors that are too
-    large to judge element by element.
+    workload's dtypes plus one unit of the last place is allowed, and what the spec's tolerances add to that: the
+    contract of conformance, for tensors that are too large to judge element by element.
     """
 
-    def __init__(self, graph: Graph, ops: Vocabulary, arrays: Mapping[str, Any]) -> None:
+    def __init__(
+        self, graph: Graph, ops: Vocabulary, arrays: Mapping[str, Any], tolerances: Sequence[Tolerance] = ()
+    ) -> None:
         self.graph = graph
+        extra = {t.dtype: t.ulp for t in tolerances}
         given = {name: arrays[name] for name in self.graph.inputs}
         self.exact = tuple(evaluate(self.graph, given, ops=ops, mode="exact").values())
         chain = evaluate(self.graph, given, ops=ops, mode="step")
         self.allowed = [
-            tuple(2 * e + 2.0 ** -dtype_row(self.graph.values[n].dtype).mantissa for e in _distance(chain[n], exact))
-            if dtype_row(self.graph.values[n].dtype).floating
-            else (0.0, 0.0)
+            self._allowed(self.graph.values[n].dtype, _distance(chain[n], exact), extra)
             for n, exact in zip(chain, self.exact, strict=True)
         ]
+
+    @staticmethod
+    def _allowed(kind: str, chain: tuple[float, float], extra: Mapping[str, float]) -> tuple[float, ...]:
+        row = dtype_row(kind)
+        if not row.floating:
+            return 0.0, 0.0
+        return tuple(2 * error + (1.0 + extra.get(kind, 0.0)) * 2.0**-row.mantissa for error in chain)
 
     def check(self, outputs: Sequence[Any], exact: Sequence[Any] | None = None) -> Check:
         """The worst output; ``exact`` for what computes something else than the workload."""

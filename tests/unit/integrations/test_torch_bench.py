@@ -19,7 +19,7 @@ from fusionreg.core.bench import Subject  # noqa: E402
 from fusionreg.core.errors import MissingDependencyError, UnknownNameError  # noqa: E402
 from fusionreg.core.frozen import FrozenDict  # noqa: E402
 from fusionreg.core.registry.catalog import load  # noqa: E402
-from fusionreg.core.spec import Workload  # noqa: E402
+from fusionreg.core.spec import Tolerance, Workload  # noqa: E402
 from fusionreg.integrations.torch import bench as home  # noqa: E402
 from fusionreg.integrations.torch.bench import TorchBench, Workplace  # noqa: E402
 from fusionreg.integrations.torch.bench_arrays import Verifier, arrays_of  # noqa: E402
@@ -221,6 +221,15 @@ class TestVerifier:
         assert "shape" in self.said(self.right[:-1])
         assert "float32" in self.said(self.right.float())
         assert "0 outputs" in self.said()
+
+    def test_tolerances_of_the_spec_count(self) -> None:
+        """One that adds four units of float16's last place to the bound of this output."""
+        loose = Verifier(self.subject.graph, OPS, self.arrays, (Tolerance(dtype="float16", ulp=4.0, reason="r"),))
+        other = Verifier(self.subject.graph, OPS, self.arrays, (Tolerance(dtype="float32", ulp=4.0, reason="r"),))
+        assert loose.allowed[0][0] == pytest.approx(self.verifier.allowed[0][0] + 4 * 2.0**-10)
+        assert other.allowed == self.verifier.allowed
+        wrong = (self.right * 1.004,)
+        assert loose.check(wrong).ok and not other.check(wrong).ok
 
     def test_an_anchor_has_its_own_reference(self) -> None:
         assert self.verifier.check((self.right * 2,), (self.verifier.exact[0] * 2,)).ok
