@@ -49,3 +49,24 @@ def test_gradients_from_a_small_part(fusion, kernel, sim_cache):
     assert job.candidate.launch.blocks <= 3 and np.prod(job.arrays["dy"].shape) == 37 * 40
     found = execute(job, executor, CATALOG.ops)
     assert found.status.name == "PASSED", found.reason
+
+
+@pytest.mark.parametrize(
+    ("fusion", "rows", "n"),
+    [
+        ("gelu_dropout_layernorm", 19, 4096),
+        ("gelu_dropout_layernorm_backward", 8, 4096),
+        ("layernorm", 5, 12288),
+        ("residual_rmsnorm", 70, 776),
+        ("dropout_residual_layernorm_backward", 3, 11000),
+    ],
+)
+def test_row_after_row(fusion, rows, n, sim_cache):
+    """One multiprocessor: blocks go on until every stage of what is on its way was used again."""
+    entry, executor = CATALOG[f"norm.{fusion}"], SimExecutor(sim_cache, ahead=False)
+    executor.multiprocessors = 1
+    made = trial(entry).with_("rows", dtypes=FrozenDict(T="bfloat16"), axes=FrozenDict(M=rows, N=n))
+    job = prepare(entry, entry.kernel("stream"), made, executor)
+    assert isinstance(job, Job), job.reason
+    found = execute(job, executor, CATALOG.ops)
+    assert found.status.name == "PASSED", found.reason

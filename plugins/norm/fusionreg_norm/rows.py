@@ -78,21 +78,23 @@ def _forward(
             params={
                 "EXACT": (1, 0),
                 "ITEMS": (4, 3, 2, 1),
-                "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024),
-                "THREADS": (1024, 768, 512),
-                "DEPTH": (2, 1, 3),
+                "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512),
+                "THREADS": (512, 256) if "RESIDUAL" in parts else (768, 384),
+                "DEPTH": (0, 1),
             },
             valid=(
                 "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
-                "ITEMS > 1 or LANES == 32",
-                "N > (LANES - 32) * ITEMS * 8",
+                "ITEMS == 4 or LANES == 32",
+                "DEPTH == (1 if LANES > 256 else 0)",  # few rows at once: registers for those, not for what comes next
+                "LANES == 32 or 3 * N > 2 * LANES * ITEMS * 8",
                 "N > LANES * (ITEMS - 1) * 8",
             ),
             constants={**_constants(parts), "GROUPS": GROUPS},
             grid="min(M, multiprocessors)",
             block="LANES * GROUPS",
-            shared_memory=f"LANES * ITEMS * {32 * held} + GROUPS * LANES // 2 + LANES * GROUPS * ITEMS * DEPTH * bits(T) * {streams}",
-            estimate=f"4e-6 + {seconds} / 4.2e12",
+            shared_memory=f"LANES * ITEMS * {32 * held} + GROUPS * LANES // 2"
+            f" + {streams} * DEPTH * LANES * GROUPS * ITEMS * bits(T)",
+            estimate=f"4e-6 + {seconds} / {4.2e12 if held == 2 else 3.9e12}",
         ),
         KernelSpec(
             name="rows",
@@ -110,7 +112,7 @@ def _forward(
             constants={**_constants(parts), "THREADS": "max(LANES, 128)"},
             grid="ceildiv(M * LANES, THREADS)",
             block="THREADS",
-            estimate=f"3e-6 + {seconds} / (4e12 if VEC > 1 else 1.5e12)",
+            estimate=f"3e-6 + {'1.4' if 'GELU' in parts else '1'} * {seconds} / (4e12 if VEC > 1 else 1.5e12)",
         ),
         KernelSpec(
             name="long",
@@ -167,13 +169,14 @@ def _backward(
             ),
             params={
                 "EXACT": (1, 0),
-                "ITEMS": (2, 4, 3, 1),
-                "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768),
-                "THREADS": (768, 1024, 512),
+                "ITEMS": (4, 3, 2, 1),
+                "LANES": (32, 64, 96, 128, 160, 192, 256, 384, 448, 512),
+                "THREADS": (512, 384, 256),
             },
             valid=(
                 "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
-                "N > (LANES - 32) * ITEMS * 8",
+                "ITEMS == (3 if LANES > 256 else 4) or LANES == 32",
+                "LANES == 32 or 3 * N > 2 * LANES * ITEMS * 8",
                 "N > LANES * (ITEMS - 1) * 8",
             ),
             constants={**_constants(parts), "GROUPS": GROUPS, "DEPTH": "1"},

@@ -1,0 +1,32 @@
+"""The row kernels under NVRTC: the family's workloads on a Hopper part without spills to speak of."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusionreg.core.bench import Subject
+from fusionreg.core.compiler import compile_source
+from fusionreg.core.registry import catalog as registry
+from fusionreg.core.render import render
+from fusionreg.core.targets import REGISTERS_SM, target
+
+CATALOG = registry.load(allow=("norm",))
+ROWS = [
+    (name, workload)
+    for name, entry in CATALOG.fusions.items()
+    if any(k.spec.template.startswith("row_") for k in entry.kernels)
+    for workload in entry.spec.workloads
+]
+
+#: Bytes a thread may spill: a few words on paths that hardly any row takes.
+SPILLS = 64
+
+
+@pytest.mark.parametrize(("fusion", "workload"), ROWS, ids=[f"{n}-{w.name}" for n, w in ROWS])
+def test_a_workload_fits_a_multiprocessor(fusion, workload):
+    subject = Subject.of(CATALOG[fusion], workload, "sm_90a", CATALOG.ops)
+    chosen = subject.selection.accepted[0]
+    code = compile_source(render(subject.entry, chosen.kernel, subject.problem, chosen.params), None)
+    assert code.registers * chosen.launch.threads <= REGISTERS_SM
+    assert code.spills <= SPILLS
+    assert chosen.launch.shared_memory + code.shared <= target("sm_90a").shared_memory
