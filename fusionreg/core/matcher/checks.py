@@ -72,6 +72,8 @@ class Checker:
         self.required = tuple(tuple(i for i in p.inputs if i not in p.optional) for p in fusion.patterns)
         self.in_order = tuple(p.inputs == tuple(i for i in self.spec.inputs if i in p.inputs) for p in fusion.patterns)
         self._memo: dict[Any, _Types] = {}
+        self.grown = 0
+        """How often extra leading extents were looked into, which constants may decide."""
 
     def match(self, view: View, spelling: int, b: Bindings) -> Match:
         """The match that the bindings make; :class:`Refused` when they break a rule."""
@@ -189,6 +191,7 @@ class Checker:
 
     def _growth(self, graph: Graph, pattern: PatternGraph, b: Bindings, stripped: Sequence[tuple[str, Shape]]) -> None:
         """Inputs may carry leading 1s, and literals any shape, only as long as no result comes out different for it."""
+        self.grown += 1
         plain = {b.inputs[name]: shape for name, shape in stripped}
         for index, node in b.steps.items():
             spec, literal = self.ops[node.op], {}

@@ -20,6 +20,7 @@ from .legality import Legality, Violation
 from .match import Bindings, FailedMatch, Match, Matches
 from .program import PatternIndex
 from .regions import Maker, capture
+from .repeats import Repeats, depended
 from .search import VAGUE, Search, View, match_pattern, scan
 from .slots import around
 
@@ -78,13 +79,21 @@ def find(
     best: dict[tuple[int, int], Match] = {}
     near: dict[tuple[int, int], FailedMatch] = {}
     candidates = _everything(view, index) if explain else scan(view, index)
+    repeats = Repeats(view, index)
     for node, i, anchor in candidates:
         entry, spelling = patterns[i]
         if entry not in checkers:
             checkers[entry] = Checker(entries[entry], ops)
         key = (view.position[node.name], entry)
         fail = _recorder(near, key, entries[entry].spec.name, node) if explain else None
-        found = _largest(view, index, i, anchor, node, checkers[entry], spelling, fail)
+        site = None if explain else repeats.site(node, i)
+        if site is not None and (i, anchor) in site.known:
+            found = repeats.again(site, i, anchor)
+        else:
+            before = depended(checkers[entry], view)
+            found = _largest(view, index, i, anchor, node, checkers[entry], spelling, fail)
+            if site is not None and depended(checkers[entry], view) == before:
+                repeats.learn(site, i, anchor, found)
         if found is not None and (key not in best or len(found.nodes) > len(best[key].nodes)):
             best[key] = found
     failures = tuple(near[k] for k in sorted(near) if k not in best)

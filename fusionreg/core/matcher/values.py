@@ -101,6 +101,8 @@ class Constants:
         self.graph = graph
         self._uniform: dict[str, Any] = {}
         self._same: dict[tuple[str, str], bool] = {}
+        self.compared = 0
+        """How often two constants were asked about: what depended on what they hold."""
 
     def same(self, a: str, b: str) -> bool:
         """Whether two names mean the same value: one name, or constants of equal dtype, shape and bits."""
@@ -108,6 +110,7 @@ class Constants:
             return True
         if not (self.graph.is_constant(a) and self.graph.is_constant(b)):
             return False
+        self.compared += 1
         key = (a, b) if a < b else (b, a)
         if key not in self._same:
             x, y = self.graph.constants[a], self.graph.constants[b]
