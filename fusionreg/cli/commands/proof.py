@@ -74,6 +74,9 @@ def run(
                 sanitize=sanitize,
             )  # fmt: skip
         found = proven + found
+        for failure in registry.failures:  # of what was asked for, a part that could not even be loaded
+            if not fusions or failure.fusion.rpartition("/")[0] in fusions:
+                typer.echo(f"warning: not proven, since it did not load: {failure}", err=True)
     if report:
         found.write_json(report)
     if junit:

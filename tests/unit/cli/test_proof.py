@@ -115,6 +115,16 @@ def test_a_kernel_of_which_everything_was_skipped_is_not_proven(cli, acme):
     assert cli("run", FUSION, "--device", "sim", "--kernel", "plain").code == 0
 
 
+def test_a_kernel_that_did_not_load_is_told_beside_its_siblings(cli, acme):
+    first = 'KernelSpec(name="plain", template="k.cu.j2", grid="ceildiv(M * N, 256)", block="256")'
+    lost = 'KernelSpec(name="lost", template="k.cu.j2", targets=("sm_999",), grid="M", block="256")'
+    changed(acme, (first, f"{first}, {lost}"))
+    for asked in ((FUSION,), ()):
+        ran = cli("run", *asked, "--device", "sim")
+        assert ran.code == 0 and f"{FUSION}/lost" in ran.err and "matches no known architecture" in ran.err
+    assert cli("run", FUSION, "--device", "sim", "--strict").code == 1
+
+
 @pytest.mark.parametrize(
     ("grid", "said"),
     [
