@@ -146,13 +146,16 @@ ITERATION = {
     "elements": "positions of the iteration space",
     "columns": "extent of its last axis, along which most bytes are contiguous",
     "depth": "extent of the axis that transposed operands are contiguous along; 1 where there are none",
-    "element_bytes": "bytes of the widest dtype of all tensors",
+    "element_bytes": "bytes of the widest dtype of the tensors that are repeated nowhere",
     "widest": "most consecutive elements that one access may move, by extents, strides and alignments",
     "tile_widest": "the same where transposed operands pass through shared memory",
     "staged_bytes": "bytes of one element of each transposed operand together; 0 where there are none",
     "traffic": "bytes of all tensors",
-    "scattered": "bytes of the operands that neither a vector nor a broadcast reaches",
+    "gathered_bytes": "bytes of one element of each operand that a vector takes an element at a time, together",
+    "scattered": "bytes of memory sectors between the elements of operands that stride along the last axis",
 }
+#: Those of them that depend on the structure of the iteration alone: constants and ``block`` may read these.
+STRUCTURAL = frozenset({"element_bytes", "staged_bytes"})
 
 
 class KernelSpec(Record):

@@ -22,11 +22,12 @@ FAULTS = {
     "vector": [
         edit("beyond_the_end", LIVE, "if (position > fr_elements) continue;"),
         edit("no_last_elements", "fr_elements - fr_elements % VEC +", "fr_elements +"),
-        edit("row_of_another", "const int i0 = q1;", "const int i0 = 0;"),
+        edit("never_in_the_next_row", "k < room ?", "true ?"),
+        edit("row_of_another", "const int i0 = iq1;", "const int i0 = 0;"),
     ],
     "strided": [
         edit("beyond_the_end", LIVE, ""),
-        edit("column_of_another", "position - q1 * fr_extent_1", "position - q1"),
+        edit("column_of_another", "position - iq1 * fr_extent_1", "position - iq1"),
     ],
     "transposed": [
         edit("no_barrier", "__syncthreads();", ";"),

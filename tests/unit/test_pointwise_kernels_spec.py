@@ -41,6 +41,15 @@ def test_what_is_compiled_depends_on_no_extent(tmp_path):
     assert "unknown name 'columns'" in problems(tmp_path, fusion(constants={"VEC": "columns"}))
 
 
+def test_what_is_compiled_may_depend_on_the_structure(tmp_path):
+    catalog = plugin_kit.catalog(
+        tmp_path, {"k.cu.j2": TEMPLATE + "// {{ VEC }}\n"}, fusion(constants={"VEC": "16 // element_bytes"})
+    )
+    entry, problem = bound(catalog)
+    (candidate,) = select(entry, problem).accepted
+    assert "// 4\n" in render(entry, candidate.kernel, problem, candidate.params).text
+
+
 def test_names_of_the_iteration_are_taken(tmp_path):
     assert "'elements'" in problems(tmp_path, fusion(params={"elements": (1, 2)}))
 

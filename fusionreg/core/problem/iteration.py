@@ -20,6 +20,9 @@ from .types import Problem, Tensor
 #: Positions and offsets up to which 32-bit indices are enough; the last block of a launch may reach a little further.
 NARROW = 2**31 - 2**20
 
+#: Bytes that device memory moves at least.
+SECTOR = 32
+
 #: Most elements that one access moves, and its most bytes.
 MOST_ELEMENTS, MOST_BYTES = 16, 16
 
@@ -70,6 +73,7 @@ class Iteration:
         across: the axis that transposed operands are contiguous along, -1 where there are none.
         flat: whether vectors run through the whole space without regard to the ends of rows; otherwise every row is a
             whole number of vectors.
+        long: of a flat one, whether rows are so long that no vector reaches beyond the next row.
         wide: whether indices take 64 bits.
     """
 
@@ -77,7 +81,14 @@ class Iteration:
     rank: int
     across: int
     flat: bool
+    long: bool
     wide: bool
+
+    def moves(self, operand: Operand) -> str:
+        """What a vector of positions takes of it: a ``run`` of neighbours, ``one`` element, or ``each`` by its own."""
+        if operand.whole if self.flat else operand.steps[-1] is Step.CONTIGUOUS:
+            return "run"
+        return "one" if operand.scalar or (operand.steps[-1] is Step.BROADCAST and not self.flat) else "each"
 
     def transposed(self, operand: Operand) -> bool:
         """Whether the operand is contiguous along ``across`` and strides along the last axis."""
@@ -113,15 +124,16 @@ class Space:
             "elements": elements,
             "columns": self.extents[-1],
             "depth": self.extents[it.across] if it.across >= 0 else 1,
-            "element_bytes": max(o.bytes for o in it.operands),
+            "element_bytes": max(o.bytes for o in it.operands if o.output or all(o.steps)),
             "widest": self.widest,
             "tile_widest": self.tile_widest,
             "staged_bytes": sum(o.bytes for o in it.operands if it.transposed(o)),
             "traffic": sum(sizes),
+            "gathered_bytes": sum(o.bytes for o in it.operands if it.moves(o) == "each" and o.steps[-1]),
             "scattered": sum(
-                size
-                for o, size in zip(it.operands, sizes, strict=True)
-                if (not o.whole if it.flat and it.rank > 1 else o.steps[-1] is Step.GENERAL) and not o.scalar
+                elements * (min(abs(strides[-1]) * o.bytes, SECTOR) - o.bytes)
+                for o, strides in zip(it.operands, self.strides, strict=True)
+                if o.steps[-1] is Step.GENERAL
             ),
         }
 
@@ -183,7 +195,8 @@ def space(problem: Problem) -> Space:
     reach = max(
         sum(abs(x) * (n - 1) for n, x in zip(extents, own, strict=True)) if prod(extents) else 0 for own in columns
     )
-    structure = Iteration(operands, len(extents), across, flat, max(reach, prod(extents)) >= NARROW)
+    long = flat and len(extents) > 1 and extents[-1] >= MOST_ELEMENTS
+    structure = Iteration(operands, len(extents), across, flat, long, max(reach, prod(extents)) >= NARROW)
     return Space(structure, extents, columns, flat_widest if flat else row_widest, tile_widest)
 
 

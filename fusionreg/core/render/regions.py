@@ -63,11 +63,11 @@ class View:
         step = self.steps[axis]
         return Code(f"{self.name}_stride_{axis}" if step == Step.GENERAL else str(int(step)))
 
-    def offset(self, *without: int) -> Code:
-        """Its offset at the indices ``i0``, ``i1`` …, as C++, leaving out some axes."""
+    def offset(self, *without: int, index: str = "i") -> Code:
+        """Its offset at the indices ``i0``, ``i1`` … (another letter: ``index``), as C++, leaving out some axes."""
         axes = [a for a in range(len(self.steps)) if a not in {w % len(self.steps) for w in without}]
         terms = [
-            f"i{a}" if self.steps[a] == Step.CONTIGUOUS else f"i{a} * {self.name}_stride_{a}"
+            f"{index}{a}" if self.steps[a] == Step.CONTIGUOUS else f"{index}{a} * {self.name}_stride_{a}"
             for a in axes
             if self.steps[a] != Step.BROADCAST
         ]
@@ -84,6 +84,7 @@ class Region:
         rank: number of axes; ``fr_extent_0`` … are their extents, ``fr_elements`` the product of them.
         across: the axis that transposed operands are contiguous along, -1 where there are none.
         flat: whether vectors run through the whole space without regard to the ends of rows.
+        long: whether no vector then reaches beyond the next row.
         wide: whether indices take 64 bits.
         index: the C++ type of indices.
     """
@@ -93,6 +94,7 @@ class Region:
     rank: int
     across: int
     flat: bool
+    long: bool
     wide: bool
 
     @property
@@ -133,19 +135,20 @@ class Region:
             lines.append(f"{held[v.name]} = {value};")
         return Code(" ".join(lines))
 
-    def split(self, position: str) -> Code:
-        """C++ statements that make the indices ``i0`` … of ``position``, an expression of type ``index``."""
+    def split(self, position: str, index: str = "i") -> Code:
+        """C++ statements that make the indices ``i0`` … (another letter: ``index``) of ``position``, an expression of
+        type ``index``."""
         unsigned = "unsigned long long" if self.wide else "unsigned"
         lines = []
         rest = str(position)
         for axis in reversed(range(1, self.rank)):
             lines.append(
-                f"const {self.index} q{axis} = fr::divided(static_cast<{unsigned}>({rest}), "
+                f"const {self.index} {index}q{axis} = fr::divided(static_cast<{unsigned}>({rest}), "
                 f"static_cast<{unsigned}>(fr_multiplier_{axis}), static_cast<int>(fr_shift_{axis}));"
             )
-            lines.append(f"const {self.index} i{axis} = {rest} - q{axis} * fr_extent_{axis};")
-            rest = f"q{axis}"
-        lines.append(f"const {self.index} i0 = {rest};")
+            lines.append(f"const {self.index} {index}{axis} = {rest} - {index}q{axis} * fr_extent_{axis};")
+            rest = f"{index}q{axis}"
+        lines.append(f"const {self.index} {index}0 = {rest};")
         return Code(" ".join(lines))
 
 
@@ -185,12 +188,10 @@ def region(entry: FusionEntry, problem: Problem, whom: str) -> Region:
     except FusionregError as e:
         raise RenderError("cannot render", whom, str(e), "point-wise operators that have a CUDA form") from None
     views = tuple(_view(it, o, whom) for o in it.operands)
-    return Region(Code(text), views, it.rank, it.across, it.flat, it.wide)
+    return Region(Code(text), views, it.rank, it.across, it.flat, it.long, it.wide)
 
 
 def _view(it: Iteration, o: Operand, whom: str) -> View:
-    run = o.whole if it.flat else o.steps[-1] is Step.CONTIGUOUS
-    moves = "run" if run else "one" if o.steps[-1] is Step.BROADCAST and not it.flat else "each"
     return View(
         name=Code(identifier(o.name, whom)),
         type=Code(dtype(o.dtype).cuda),
@@ -199,7 +200,7 @@ def _view(it: Iteration, o: Operand, whom: str) -> View:
         output=o.output,
         scalar=o.scalar,
         whole=o.whole,
-        moves=moves,
+        moves=it.moves(o),
         along=int(o.steps[-1]),
         transposed=it.transposed(o),
         steps=tuple(map(int, o.steps)),

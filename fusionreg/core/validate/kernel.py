@@ -14,7 +14,7 @@ from ..errors import SpecError, UnknownNameError
 from ..expressions import PREDICATES, ExpressionSet
 from ..intervals import Conditions, Interval, evaluate
 from ..registry.entries import FusionEntry, KernelEntry
-from ..spec import ITERATION, WHOLE, KernelSpec
+from ..spec import ITERATION, STRUCTURAL, WHOLE, KernelSpec
 from ..targets import SHIPPED, TARGETS, THREADS_BLOCK, Target, accepts
 from .fusion import environments, fusion_scope
 from .names import Problems, Scope, check_names
@@ -187,7 +187,7 @@ class _Expressions:
             set(fusion.axes) - set(spec.specialize)
         )
         # what is known when the kernel is compiled
-        fixed = Scope(tuned.names - loose - space - {"multiprocessors"}, base.tensors, SWITCHES, words)
+        fixed = Scope(tuned.names - loose - (space - STRUCTURAL) - {"multiprocessors"}, base.tensors, SWITCHES, words)
 
         def many(field: str, scope: Scope) -> tuple[Any, ...]:
             return tuple(problems.expression(f"{field}[{i}]", t, scope) for i, t in enumerate(getattr(spec, field)))

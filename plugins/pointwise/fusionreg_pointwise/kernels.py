@@ -9,8 +9,11 @@ PENDING = "no GPU has run all its cases yet"
 #: Blocks of a grid along y and z.
 MOST = 65535
 
-#: Positions of a tile along each of its axes: 128 bytes of the widest dtype.
-EDGE = "(32 if VEC == 1 else 8 * VEC)"
+#: Positions of a tile along each of its axes: 128 bytes of the widest dtype where runs are 16 bytes, else 32.
+EDGE = "max(8 * VEC, min(32, 128 // element_bytes))"
+
+#: A thread moves a run or a few of each operand; narrow runs of 16-bit elements need more of them under way.
+THREADS = f"min(64 if VEC == 4 and element_bytes == 2 else 256, {EDGE} * {EDGE} // VEC)"
 
 
 def _padded(axis: str) -> str:
@@ -31,7 +34,9 @@ VECTOR = KernelSpec(
     valid=("VEC <= widest", "VEC * element_bytes <= 16 or VEC == 2"),
     grid="ceildiv(elements, VEC * UNROLL * THREADS)",
     block="THREADS",
-    estimate="2.5e-6 + (traffic + 6 * scattered) / 4e12",
+    # what device memory takes, and loads of single elements: 32 VEC bytes of each apart, so many 128-byte lines a warp
+    estimate="2.5e-6 + max((traffic + 0.75 * scattered) * (0.9 + 1.6 / (VEC * element_bytes)) / 4e12, "
+    "(traffic + elements * VEC * gathered_bytes) / 3e13)",
 )
 
 STRIDED = KernelSpec(
@@ -45,7 +50,7 @@ STRIDED = KernelSpec(
     constants={"VEC": "1", "THREADS": "256"},
     grid="ceildiv(elements, UNROLL * THREADS)",
     block="THREADS",
-    estimate="2.5e-6 + (1.2 * traffic + 6 * scattered) / 4e12",
+    estimate="2.5e-6 + (1.15 * traffic + 0.75 * scattered) / 4e12",
 )
 
 TRANSPOSED = KernelSpec(
@@ -57,7 +62,7 @@ TRANSPOSED = KernelSpec(
     strides="*",
     params={"VEC": (16, 8, 4, 2, 1)},
     valid=("VEC <= tile_widest", "VEC == 1 or VEC * element_bytes <= 16"),
-    constants={"EDGE": EDGE, "THREADS": "128 if VEC == 2 else 256"},
+    constants={"EDGE": EDGE, "THREADS": THREADS},
     grid=(
         "ceildiv(columns, EDGE)",
         f"min(ceildiv(depth, EDGE), {MOST})",
@@ -65,7 +70,7 @@ TRANSPOSED = KernelSpec(
     ),
     block="THREADS",
     shared_memory="staged_bytes * EDGE * EDGE",
-    estimate=f"3e-6 + traffic * (1.2 if VEC > 1 else 1.6) / 4e12 * {_padded('columns')} * {_padded('depth')}",
+    estimate=f"3e-6 + traffic * (1.1 + 0.8 / (VEC * element_bytes)) / 4e12 * {_padded('columns')} * {_padded('depth')}",
 )
 
 KERNELS = (VECTOR, TRANSPOSED, STRIDED)
