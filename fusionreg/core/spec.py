@@ -277,6 +277,8 @@ class FusionSpec(Record):
     """Programs that an open fusion, or the slots of this one's kernels, are proven and measured on."""
     axes: FrozenDict[Identifier, str] = EMPTY
     """One line on each axis, for ``show``; axes not listed are documented by their name alone."""
+    extents: FrozenDict[Identifier, int] = EMPTY
+    """Extents of axes in derived conformance cases, where the general ones (32, 48, 64, …) make many large tensors."""
     attributes: FrozenDict[Identifier, AttributeSpec] = EMPTY
     """What a site binds besides tensors."""
     constraints: Texts = ()

@@ -35,8 +35,8 @@ _ALL_VALUES = (*_QUICK_VALUES, "nan", "inf", "large", "offset", "saturating", "z
 
 
 def base_axes(entry: FusionEntry) -> FrozenDict[str, int]:
-    """Distinct multiples of 16, small: what nearly every kernel accepts."""
-    return FrozenDict({axis: 16 * (i + 2) for i, axis in enumerate(entry.axes)})
+    """The spec's own extents, else distinct multiples of 16, small: what nearly every kernel accepts."""
+    return FrozenDict({axis: entry.spec.extents.get(axis, 16 * (i + 2)) for i, axis in enumerate(entry.axes)})
 
 
 def tile_of(params: Mapping[str, Any], axis: str) -> int | None:

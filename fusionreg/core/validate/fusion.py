@@ -62,6 +62,9 @@ def check_fusion(
         "pattern": (*entry.choices, *(f"{c}_{k}" for c, keys in entry.choices.items() for k in keys)),
     }  # fmt: skip
     check_names(problems, kinds, shared=frozenset(_sized(spec)) & frozenset(entry.axes))
+    for axis, extent in spec.extents.items():
+        if axis not in entry.axes or extent < 1:
+            problems.add("extents", f"{axis} = {extent}", f"a positive extent of {', '.join(entry.axes)}")
     for output, like in spec.layouts.items():
         if inputs.get(like) is None or outputs.get(output) is None or inputs[like].forms != outputs[output].forms:
             problems.add("layouts", f"{output} like {like}", "an output, and an input of its shape")
