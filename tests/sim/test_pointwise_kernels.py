@@ -329,3 +329,25 @@ def test_offsets_beyond_32_bits():
 def test_shapes_that_do_not_fit(run):
     with pytest.raises(ArgumentError, match="A1"):
         run("row", normal(4, 8), normal(9), kernel="vector")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape"),
+    [
+        ("two2", "float32", (64, 96)),
+        ("two2", "float32", (63, 95)),
+        ("half2", "float16", (128, 64)),
+        ("half2", "float16", (96, 36)),
+        ("half2", "float16", (65, 67)),
+        ("byte2", "int8", (128, 256)),
+        ("wide2", "float64", (48, 32)),
+    ],
+)
+def test_tiles_have_no_bank_conflicts(name, dtype, shape, sim_cache):
+    key = f"pointwise.{name}/transposed"
+    runtime = Runtime(CATALOG, device="sim", cache=sim_cache, checks=Checks.full(banks=True), measured={key: 1e-9})
+    x, a = normal(*shape).astype(dtype), strided(normal(*shape).astype(dtype), "transposed")
+    runtime.call(f"pointwise.{name}", x, a)
+    (prepared,) = runtime._prepared.values()
+    assert prepared.kernel == key and prepared.report is not None
+    assert not prepared.report.bank_conflicts, [str(c) for c in prepared.report.bank_conflicts]
