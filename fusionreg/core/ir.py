@@ -183,38 +183,45 @@ class Graph:
         return f"graph {self.name}({head}):\n{lines}{more}\n  return {', '.join(self.outputs)}"
 
 
-class GraphBuilder:
+class Names:
+    """Names of values and nodes that are ``taken``, and fresh ones."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self.taken = set(taken)
+        self._counts: dict[str, int] = {}
+
+    def fresh(self, stem: str) -> str:
+        """A name nobody has: ``stem`` itself when free, else ``stem_2``, ``stem_3`` …"""
+        stem = stem or "v"
+        name, i = stem, self._counts.get(stem, 1)
+        while name in self.taken:
+            i += 1
+            name = f"{stem}_{i}"
+        self._counts[stem] = i  # where the next search starts: many names of one stem stay linear
+        self.taken.add(name)
+        return name
+
+
+class GraphBuilder(Names):
     """Collects nodes and values with fresh names; :meth:`build` checks and freezes."""
 
     def __init__(self, name: str, taken: Iterable[str] = ()) -> None:
+        super().__init__(taken)
         self.name = name
-        self._taken = set(taken)
-        self._counts: dict[str, int] = {}
         self._inputs: list[str] = []
         self._nodes: list[Node] = []
         self._values: dict[str, Value] = {}
         self._constants: dict[str, Any] = {}
         self._overridable: set[str] = set()
 
-    def fresh(self, stem: str) -> str:
-        """A name nobody has: ``stem`` itself when free, else ``stem_2``, ``stem_3`` …"""
-        stem = stem or "v"
-        name, i = stem, self._counts.get(stem, 1)
-        while name in self._taken:
-            i += 1
-            name = f"{stem}_{i}"
-        self._counts[stem] = i  # where the next search starts: many names of one stem stay linear
-        self._taken.add(name)
-        return name
-
     def input(self, name: str, dtype: str, shape: Shape | None) -> str:
-        self._taken.add(name)
+        self.taken.add(name)
         self._inputs.append(name)
         self._values[name] = Value(name, dtype, shape)
         return name
 
     def constant(self, name: str, array: Any, dtype: str, overridable: bool = False) -> str:
-        self._taken.add(name)
+        self.taken.add(name)
         self._constants[name] = array
         self._values[name] = Value(name, dtype, tuple(int(d) for d in array.shape))
         if overridable:
@@ -234,7 +241,7 @@ class GraphBuilder:
         )
         self._nodes.append(node)
         for o in outs:
-            self._taken.add(o.name)
+            self.taken.add(o.name)
             self._values[o.name] = o
         return node
 

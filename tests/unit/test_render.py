@@ -14,26 +14,16 @@ import plugin_kit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rendering import problem_of, rendered
 
 from fusionreg.core.errors import RenderError
-from fusionreg.core.problem import Tensor, bind, select
+from fusionreg.core.problem import Tensor, bind
 from fusionreg.core.render import render, variant
 from fusionreg.core.render.values import c_text, float_literal, guarded, identifier, int_literal
 from fusionreg.core.spec import AttributeSpec
 
 #: A kernel that reads all there is, around the text under test.
 BODY = "{{ signature }} {\n  if (M * N == 0) return;\n  y[0] = x[0] + bias[0];\n%s}\n"
-
-
-def problem_of(entry, shape=(4, 8), dtype="float16", target="sm_90a", **keywords):
-    tensors = {"x": Tensor.contiguous(dtype, shape), "bias": Tensor.contiguous(dtype, shape[-1:])}
-    return bind(entry, tensors, keywords, target)
-
-
-def rendered(entry, **options):
-    problem = problem_of(entry, **options)
-    candidate = select(entry, problem, pending=True).accepted[0]
-    return render(entry, candidate.kernel, problem, candidate.params)
 
 
 def fails(tmp_path, template, others=None, loaded=plugin_kit.ADD_RELU, **changes):

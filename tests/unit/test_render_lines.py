@@ -7,22 +7,9 @@ from pathlib import Path
 import plugin_kit
 from hypothesis import given
 from hypothesis import strategies as st
+from rendering import rendered
 
-from fusionreg.core.problem import Tensor, bind, select
-from fusionreg.core.render import render
 from fusionreg.core.render.lines import mark, resolve
-
-
-def problem_of(entry, shape=(4, 8), dtype="float16", target="sm_90a", **keywords):
-    tensors = {"x": Tensor.contiguous(dtype, shape), "bias": Tensor.contiguous(dtype, shape[-1:])}
-    return bind(entry, tensors, keywords, target)
-
-
-def rendered(entry, **options):
-    problem = problem_of(entry, **options)
-    candidate = select(entry, problem, pending=True).accepted[0]
-    return render(entry, candidate.kernel, problem, candidate.params)
-
 
 # --- lines -----------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import FusionregError
 from ..frozen import FrozenDict
-from ..ir import Graph, Node, Value
+from ..ir import Graph, Names, Node, Value
 from ..matcher.legality import mutated
 from ..matcher.match import Bindings
 from ..matcher.program import PatternIndex
@@ -127,7 +127,7 @@ def _round(graph: Graph, compiled: Compiled, log: list[tuple[str, str]] | None) 
     candidates.sort(key=lambda c: c[:3])
     taken: set[str] = set()
     replacements: list[Replacement] = []
-    names = _Names(graph)
+    names = Names({*graph.values, *graph.node_by_name})
     for _, _, i, found in candidates:
         if taken.isdisjoint(n.name for n in found.nodes):
             made = _replacement(view, compiled, i, found, names)
@@ -139,22 +139,7 @@ def _round(graph: Graph, compiled: Compiled, log: list[tuple[str, str]] | None) 
     return replacements
 
 
-class _Names:
-    """Fresh names of values and nodes for one round."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.taken = {*graph.values, *graph.node_by_name}
-
-    def fresh(self, stem: str) -> str:
-        name, i = stem, 1
-        while name in self.taken:
-            i += 1
-            name = f"{stem}_{i}"
-        self.taken.add(name)
-        return name
-
-
-def _replacement(view: View, compiled: Compiled, i: int, found: Bindings, names: _Names) -> Replacement | None:
+def _replacement(view: View, compiled: Compiled, i: int, found: Bindings, names: Names) -> Replacement | None:
     graph, rule, template = view.graph, compiled.rules[i], compiled.replacements[i]
     site = Site(graph, found, compiled.index.programs[i].pattern)
     if not all(condition(site) for condition in rule.conditions):
@@ -201,7 +186,7 @@ def _same_shape(new: Value, old: Value) -> bool:
 class _Emitter:
     """Writes a replacement's nodes for one site."""
 
-    def __init__(self, graph: Graph, ops: Vocabulary, site: Site, derived: Mapping[str, Any], names: _Names) -> None:
+    def __init__(self, graph: Graph, ops: Vocabulary, site: Site, derived: Mapping[str, Any], names: Names) -> None:
         self.graph, self.ops, self.site, self.names = graph, ops, site, names
         self.attributes = {**site.found.attributes, **{k: v for k, v in derived.items() if not hasattr(v, "dtype")}}
         self.arrays = {k: v for k, v in derived.items() if hasattr(v, "dtype")}

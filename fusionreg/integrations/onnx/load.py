@@ -17,7 +17,7 @@ import onnx_ir
 
 from ...core.errors import FusionregError, GraphError, ModelError, UnknownNameError
 from ...core.frozen import FrozenDict
-from ...core.ir import Dim, Graph, GraphBuilder, Value
+from ...core.ir import Dim, Graph, GraphBuilder, Names, Value
 from ...core.ops import Vocabulary, default_vocabulary, infer, normalise
 from . import contrib, early, hints, read, subgraphs, symbolic
 from .adapters import Call, adapt
@@ -75,14 +75,14 @@ class Importer:
         self.types: dict[str, Value] = {}
         self.constants: dict[str, np.ndarray] = {}  # those that nobody can replace
         self.extents: dict[str, symbolic.Extents] = {}  # elements of the tensors that shapes are computed with
-        self.taken: set[str] = set()
+        self.names = Names()
 
     def run(self) -> Graph:
         graph = self.model.graph
         opsets = {"" if d == "ai.onnx" else d: v for d, v in self.model.opset_imports.items()}
         scope = Scope(GraphBuilder(graph.name or "model"), opsets)
         # names of the main graph win over those of sub-graphs and functions
-        self.taken = {v.name for v in main_values(graph) if v.name}
+        self.names.taken.update(v.name for v in main_values(graph) if v.name)
         try:
             self.interface(scope, graph)
             outputs = self.body(scope, graph)
@@ -108,17 +108,9 @@ class Importer:
         if value in scope.wanted:
             return scope.wanted[value]
         main = scope.outer is None and not scope.prefix
-        return value.name if main else self.fresh(scope.prefix + value.name)
+        return value.name if main else self.names.fresh(scope.prefix + value.name)
 
     # names and types ---------------------------------------------------------------------------------------------
-
-    def fresh(self, stem: str) -> str:
-        name, i = stem, 1
-        while name in self.taken:
-            i += 1
-            name = f"{stem}_{i}"
-        self.taken.add(name)
-        return name
 
     def typed(self, name: str, dtype: str, shape: Iterable[Dim | None] | None) -> Value:
         """The value's type; its unknown extent ``i`` is called ``name.i``."""
@@ -143,7 +135,7 @@ class Importer:
         for i, value in enumerate(graph.inputs):
             if main and self.fixed and value.name in graph.initializers:
                 continue  # before IR 4 every initialiser had to be listed as an input: it says nothing about the caller
-            name = scope.names[value] = str(value.name) if main else self.fresh(value.name or "input")
+            name = scope.names[value] = str(value.name) if main else self.names.fresh(value.name or "input")
             dtype, shape = self.declared(value)
             if i < len(given) and given[i] is not None:
                 dtype, shape = given[i].dtype, given[i].shape  # type: ignore[union-attr]
@@ -160,7 +152,7 @@ class Importer:
             if value in scope.names:
                 self.add_constant(scope.builder, scope.names[value], array, overridable=True)
             else:
-                name = scope.names[value] = str(value.name) if main else self.fresh(value.name or "constant")
+                name = scope.names[value] = str(value.name) if main else self.names.fresh(value.name or "constant")
                 self.add_constant(scope.builder, name, array)
 
     def declared(self, value: onnx_ir.Value) -> tuple[str, tuple[Dim | None, ...] | None]:
@@ -223,7 +215,7 @@ class Importer:
             op=f"{domain}::{node.op_type}" if domain else node.op_type,
             inputs=inputs, attrs=attrs, outputs=len(node.outputs), read=tuple(bool(o.name) for o in node.outputs),
             whom=whom, emit=lambda op, ins, at: emit(op, ins, at, 1)[0],
-            constant=lambda a, stem: self.add_constant(scope.builder, self.fresh(scope.prefix + stem), a),
+            constant=lambda a, stem: self.add_constant(scope.builder, self.names.fresh(scope.prefix + stem), a),
             value=lambda n: self.types[n], known=self.constants.get,
         )  # fmt: skip
         if not domain:
@@ -242,7 +234,7 @@ class Importer:
     def finish(self, scope: Scope, node: onnx_ir.Node, call: Call, graphs: dict[str, Any], source: str) -> None:
         """Adds the adapted node under its own output names."""
         names = [self.output_name(scope, o) for o in node.outputs[: call.outputs]]
-        raw = [self.fresh(n + "_raw") if n and call.after else n for n in names]
+        raw = [self.names.fresh(n + "_raw") if n and call.after else n for n in names]
         stem = scope.prefix + (node.name or node.op_type)
         stated = [o.name if scope.hinted and o.name else "" for o in node.outputs[: call.outputs]]
         if graphs:
@@ -275,7 +267,7 @@ class Importer:
 
     def emitter(self, scope: Scope, stem: str, source: str) -> Any:
         def emit(op: str, inputs: Sequence[str], attrs: Mapping[str, Any], count: int) -> list[str]:
-            names = [self.fresh(f"{scope.prefix}{stem}_{op.lower()}") for _ in range(count)]
+            names = [self.names.fresh(f"{scope.prefix}{stem}_{op.lower()}") for _ in range(count)]
             types = self.infer(op, list(inputs), attrs, names, [""] * count, stem)
             scope.builder.node(op, inputs, types, name=names[0] + "_node", attrs=attrs, source=source)
             return names
@@ -328,7 +320,7 @@ class Importer:
         types = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
         array = value if isinstance(value, np.ndarray) else np.asarray(value, types.get(kind, object))
         out = node.outputs[0]
-        name = self.output_name(scope, out) or self.fresh("constant")
+        name = self.output_name(scope, out) or self.names.fresh("constant")
         scope.names[out] = self.add_constant(scope.builder, name, array)
 
     def attributes(self, scope: Scope, node: onnx_ir.Node, whom: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -30,11 +30,11 @@ def build(importer: Importer, scope: Scope, call: Call, graphs: Mapping[str, Any
 
 
 def _body(importer: Importer, scope: Scope, graph: Any, given: Sequence[Value | None]) -> Graph:
-    inner = Scope(GraphBuilder(graph.name or "body", importer.taken), scope.opsets, scope, {}, scope.arguments,
+    inner = Scope(GraphBuilder(graph.name or "body", importer.names.taken), scope.opsets, scope, {}, scope.arguments,
                   scope.prefix, scope.hinted)  # fmt: skip
     importer.interface(inner, graph, given)
     outputs = importer.body(inner, graph)
-    importer.taken |= inner.builder._taken
+    importer.names.taken |= inner.builder.taken
     return inner.builder.build(outputs, outer=scope.visible)
 
 

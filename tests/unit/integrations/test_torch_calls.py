@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from exported import agree, fused
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from fusionreg.core.errors import ArgumentError
 from fusionreg.core.evaluate.evaluator import evaluate
@@ -15,20 +15,6 @@ from fusionreg.integrations.torch.module import ExportedCallable
 
 OPS = default_vocabulary()
 AUTO = torch.export.Dim.AUTO
-
-
-def fused(module, args, dynamic_shapes=None):
-    """The exported module as a callable, unfused."""
-    imported = import_exported(export(module, args, None, dynamic_shapes))
-    return ExportedCallable(imported, lambda given: evaluate(imported.graph, given, ops=OPS))
-
-
-def agree(got, want, tolerance=1e-5):
-    for g, w in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
-        if isinstance(w, torch.Tensor):
-            torch.testing.assert_close(g, w.detach(), rtol=tolerance, atol=tolerance)
-        else:
-            assert g == w and type(g) is type(w)
 
 
 def op_names(graph):

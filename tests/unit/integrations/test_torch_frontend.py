@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 import torch_blocks
 import torch_zoo
+from exported import agree, fused
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from fusionreg.core.errors import ModelError
 from fusionreg.core.evaluate.evaluator import evaluate
@@ -22,20 +22,6 @@ from fusionreg.integrations.torch.module import ExportedCallable
 
 OPS = default_vocabulary()
 AUTO = torch.export.Dim.AUTO
-
-
-def fused(module, args, dynamic_shapes=None):
-    """The exported module as a callable, unfused."""
-    imported = import_exported(export(module, args, None, dynamic_shapes))
-    return ExportedCallable(imported, lambda given: evaluate(imported.graph, given, ops=OPS))
-
-
-def agree(got, want, tolerance=1e-5):
-    for g, w in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
-        if isinstance(w, torch.Tensor):
-            torch.testing.assert_close(g, w.detach(), rtol=tolerance, atol=tolerance)
-        else:
-            assert g == w and type(g) is type(w)
 
 
 def module_of(fn, **params):
