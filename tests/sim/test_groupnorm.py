@@ -23,7 +23,7 @@ F16, F32 = np.dtype("float16"), np.dtype("float32")
 CATALOG = registry.load(allow=("norm",))
 SWISH, DROPPED = "norm.groupnorm_swish", "norm.groupnorm_swish_dropout"
 OPS, NUMPY = default_vocabulary(), numpy_backend()
-LAST = ("last_block", "last_cluster", "last_stream")
+LAST = ("last_cluster", "last_stream")
 EACH = pytest.mark.parametrize("kernel", ["plain", "cluster", "stream", *LAST])
 
 

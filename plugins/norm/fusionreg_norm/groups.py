@@ -35,6 +35,10 @@ BYTES = "C // groups * S * bits(T) // 8"
 WHOLE = "C // groups * S * bits(T) % 128 == 0 and aligned(x, 16) and aligned(y, 16)"
 #: Blocks of a team that shares so many bytes: no more than have something to do.
 TEAM = "max(1, min({} // TEAMS, ceildiv({}, THREADS * 16)))"
+#: Every team has something to do, and all blocks, with some memory of their own, fit at once: they meet at barriers.
+TEAMS = "TEAMS <= multiprocessors * PER_SM and TEAMS <= {} and PER_SM * ({} + 2560) <= 233472"
+#: Architectures whose multiprocessors have as much shared memory as that.
+LARGE = ("sm_90", "sm_90a", "sm_100f")
 #: Blocks of eight elements have numbers of 32 bits.
 FEW = "N * C * S < 34359738368"
 #: Whether the channels of a pixel lie side by side, and 16-byte accesses reach them.
@@ -80,7 +84,6 @@ def group_cases(values: Mapping[str, str], dropout: bool) -> tuple[Case, ...]:
 
 def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
     flags = {"DROPOUT": "1" if dropout else "0"}
-    spread = {"SPREAD": (2, 4, 8)}
     return (
         KernelSpec(
             name="plain",
@@ -107,10 +110,9 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             "teams of blocks, each with a group in its shared memory, read once, as the one before leaves", flags,
             STREAMS, grid=True, cooperative=True, min_blocks=4, workspace="N * groups * {} * 8",
         ),
-        _last("last_block", "1", "channels last: some groups in the shared memory of one block, read once", flags),
         _last(
             "last_cluster", "SPREAD", "channels last: some groups in the shared memory of a cluster, read once", flags,
-            spread, cluster="SPREAD", targets="sm_90+",
+            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
         ),
         _last(
             "last_stream", TEAM.format("multiprocessors * PER_SM", f"{BYTES} * SLICE"),
@@ -120,72 +122,83 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
     )  # fmt: skip
 
 
-#: Blocks of a multiprocessor, and teams that they all make up; each team takes one group, or slice of groups, at a time.
-STREAM = {"PER_SM": (2, 1), "TEAMS": (1, 2, 4, 8, 16, 32, 64, 3, 6, 12, 24)}
-STREAMS = {"PER_SM": (2, 3, 4), "TEAMS": (1, 2, 4, 8, 16, 32, 64, 128, 3, 6, 12, 24, 66, 132, 198, 264)}
+#: Blocks of a multiprocessor, and teams that they all make up; each takes one group, or slice of groups, at a time.
+STREAM = {"PER_SM": (1, 2), "TEAMS": (1, 2, 4, 8, 16, 32, 64)}
+STREAMS = {"PER_SM": (2, 4), "TEAMS": (1, 2, 4, 8, 16, 32, 64, 128)}
 
 
 def _chip(
-    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any] = {}, grid: bool = False,
+    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any], grid: bool = False,
     **fields: Any,
 ) -> KernelSpec:  # fmt: skip
     """A group in the shared memory of so many blocks; ``grid``: group after group, each by a part of the grid."""
-    held = f"ceildiv({BYTES}, {blocks} * 16)"
-    packed = "1 if bits(T) == 16 else 0"
-    masks = f" + {held}" if flags["DROPOUT"] == "1" else ""
-    table = "C // groups * 16"
+    held = f"ceildiv({BYTES}, {blocks} * 16) * 16"
+    memory = f"{held} + C // groups * 16"
     return KernelSpec(
         name=name,
         pending=PENDING,
         template=f"group_forward_{'stream' if grid else 'chip'}.cu.j2",
         summary=summary,
-        targets="sm_90+",
+        targets=LARGE if grid else "sm_90+",
         requires=(WHOLE, FEW, "C // groups * S < 2147483648"),
-        params={"WHOLE": (1, 0), **params, "THREADS": (256,) if grid else (512, 1024, 256)},
-        valid=(
-            "WHOLE == 0 or S * bits(T) % 128 == 0",
-            *(("TEAMS <= multiprocessors * PER_SM", "TEAMS <= N * groups") if grid else ()),
-        ),
-        constants={**flags, "PACKED": packed, **({} if grid else {"BLOCKS": blocks})},
+        params={"WHOLE": (1, 0), **params, "THREADS": (256,) if grid else (256, 512)},
+        valid=("WHOLE == 0 or S * bits(T) % 128 == 0", *((TEAMS.format("N * groups", memory),) if grid else ())),
+        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", **({} if grid else {"BLOCKS": blocks})},
         grid=f"TEAMS * {blocks}" if grid else f"N * groups * {blocks}",
         block="THREADS",
-        shared_memory=f"{held} * 16 + {table}{masks}",
-        estimate="4e-6 + ceildiv(N * groups, TEAMS) * 1e-6 + 2 * N * C * S * bits(T) / 8 / 3e12"
-        if grid
-        else "4e-6 + 2 * N * C * S * bits(T) / 8 / 3e12",
+        shared_memory=memory,
+        estimate=_rounds("N * groups", BYTES, "3.4e12") if grid else _waves("N * groups", held, "3e12"),
         **{**fields, **({"workspace": fields["workspace"].format(blocks)} if grid else {})},
     )
 
 
 def _last(
-    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any] = {}, grid: bool = False,
+    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any], grid: bool = False,
     **fields: Any,
 ) -> KernelSpec:  # fmt: skip
     """A slice of groups, channels last, in the shared memory of so many blocks."""
     width = "C // groups * SLICE"
     tiles = f"ceildiv(S, 8 * {blocks})"
+    held = f"{tiles} * {width} * bits(T)"
     masks = f" + {tiles} * {width}" if flags["DROPOUT"] == "1" else ""
+    memory = f"{held} + THREADS * 1024 // bits(T){masks}"
+    rate = f"(2e12 if {width} * bits(T) >= 1024 else 1.7e12) + SLICE * 3e-7"
     return KernelSpec(
         name=name,
         pending=PENDING,
         template="group_forward_last.cu.j2",
         summary=summary,
+        targets=LARGE if grid else "sm_90+",
         strides=("x", "y"),
         requires=(LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW),
-        params={"SLICE": (1, 2, 4, 8, 16, 32), **params, "THREADS": (320, 256, 384) if grid else (512, 320, 640)},
+        params={"SLICE": (1, 2, 4, 8, 16, 32), **params, "THREADS": (320,)},
         valid=(
             f"groups % SLICE == 0 and {width} * bits(T) % 128 == 0 and {width} * bits(T) <= THREADS * 128",
-            *(("TEAMS <= N * (groups // SLICE)",) if grid else ()),
+            *((TEAMS.format("N * (groups // SLICE)", memory),) if grid else ()),
         ),
         constants={**flags, "PACKED": "1", "GRID": "1" if grid else "0", "BLOCKS": "1" if grid else blocks},
-        grid=f"TEAMS * {blocks}" if grid else f"N * groups // SLICE * {blocks}",
+        grid=f"TEAMS * {blocks}" if grid else f"N * (groups // SLICE) * {blocks}",
         block="THREADS",
-        shared_memory=f"{tiles} * {width} * bits(T) + THREADS * 1024 // bits(T){masks}",
-        estimate="5e-6 + ceildiv(N * groups // SLICE, TEAMS) * 1e-6 + 2 * N * C * S * bits(T) / 8 / 3e12"
+        shared_memory=memory,
+        estimate=_rounds("N * groups // SLICE", f"{BYTES} * SLICE", rate)
         if grid
-        else "5e-6 + 2 * N * C * S * bits(T) / 8 / 3e12",
+        else _waves("N * groups // SLICE", held, rate),
         **{**fields, **({"workspace": fields["workspace"].format(blocks)} if grid else {})},
     )
+
+
+def _waves(units: str, held: str, rate: str) -> str:
+    """Seconds of clusters that hold so many bytes in each block: larger clusters of blocks do not reach every
+    multiprocessor, and two blocks of one overlap better than one."""
+    reached = "(multiprocessors if SPREAD <= 2 else multiprocessors * 10 // 11)"
+    work = f"ceildiv({units} * SPREAD, {reached}) * {held} * (1.1 if {held} > 114000 else 1)"
+    few = f"(1 if (THREADS > 256) == ({held} > 114000) else 1.03)"
+    return f"4e-6 + SPREAD * 2e-7 + 2 * {work} * {few} * multiprocessors / {rate}"
+
+
+def _rounds(units: str, held: str, rate: str) -> str:
+    """Seconds of teams that hold so many bytes each, all of them together at a time."""
+    return f"8e-6 + PER_SM * 2e-7 + ceildiv({units}, TEAMS) * (3e-6 + 2 * TEAMS * {held} / {rate})"
 
 
 def _fusion(words: str, summary: str, pattern: str, dropout: bool) -> FusionSpec:
