@@ -136,7 +136,7 @@ def execute(
         return replace(made, max_abs=worst.max_abs, max_rel=worst.max_rel, seconds=seconds, digest=digest)
 
     try:
-        code = executor.compile(job.source)
+        code = None if job.problem.empty else executor.compile(job.source)  # nothing is launched
     except MissingDependencyError as e:
         return result(Status.SKIPPED_UNSUPPORTED, str(e))
     except CompileError as e:

@@ -103,7 +103,7 @@ def _evaluations(
     One that did not end is not run again: each further case would take the whole limit of time.
     """
     jobs = [prepare(entry, kernel, trial, executor, mutate) for entry, kernel, trial in trials]
-    distinct = {j.source.digest: j for j in jobs if isinstance(j, Job)}
+    distinct = {j.source.digest: j for j in jobs if isinstance(j, Job) and not j.problem.empty}
     stressed = _stressed(jobs, cases)
     units = {job.source.digest for job in stressed}
     shared = References(catalog.ops)
@@ -122,7 +122,8 @@ def _evaluations(
             if job.source.digest in endless:
                 yield not_run(job, executor, endless[job.source.digest])
                 continue
-            pending[job.source.digest].result()
+            if not job.problem.empty:
+                pending[job.source.digest].result()
             made = execute(job, executor, catalog.ops, stress=job in stressed, references=shared)
             if made.status is Status.TIMEOUT:
                 endless[job.source.digest] = made

@@ -93,6 +93,15 @@ def test_values_keep_the_names_of_export():
 # -- dtypes --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_dropout_outside_of_training_is_the_identity(p):
+    """Also at p = 1, where 1 / (1 - p) is no number."""
+    module, x = nn.Sequential(nn.Dropout(p), nn.ReLU(), nn.Dropout(p)).eval(), torch.randn(3, 5)
+    call = fused(module, (x,))
+    assert torch.equal(call(x), torch.relu(x))
+    assert op_names(import_exported(export(module, (x,), None, None)).graph) == ["Relu"]
+
+
 def test_python_numbers_do_not_promote_and_tensors_do():
     def f(x, wide, n):
         return x + 1.5, x * 2, x + wide, x + n, n + 1.5, x * wide[0, 0], n / 2
