@@ -5,12 +5,12 @@ Statistics, Swish and mask are computed from the forward pass's inputs again: no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from fusionreg.core.spec import FusionSpec, KernelSpec, Workload
+from fusionreg.core.spec import Case, FusionSpec, KernelSpec, Tolerance
 
 from .groups import AFFINE, AXES, DIVIDES, GROUP_TOLERANCE, GROUPS, MAP, NORM_STEP, SWISH_DROPOUT, group_cases
+from .groups_backward_workloads import workloads
 from .rows import DROPOUT, EPSILON, PENDING, RNG
 
 #: Whether 16-byte accesses reach every channel of x, dy and dx, in the order of the shape.
@@ -18,17 +18,64 @@ WHOLE = (
     "S * bits(T) % 128 == 0 and contiguous(x) and contiguous(dy) and contiguous(dx) "
     "and aligned(x, 16) and aligned(dy, 16) and aligned(dx, 16)"
 )
+#: Whether the channels of a pixel are neighbours, and four of them can be reached at once.
+LAST = "stride({0}, 1) == 1 and stride({0}, 0) % 4 == 0 and stride({0}, 2) % 4 == 0 and aligned({0}, 16)"
+#: Bits of a group.
+SIZE = "C // groups * S * bits(T)"
+#: Bits of x, or of dy, that are still in the cache when they are read again.
+CACHED = "180000000"
 BYTES = "3 * N * C * S * bits(T) / 8"
 
-#: What a block of the cluster kernel holds of one group: x and dy.
-STAGE = "2 * THREADS * ITEMS * 16"
+
+#: Those of half precision matter where all gradients of a group are equal.
+TOLERANCES = (
+    GROUP_TOLERANCE,
+    *(
+        Tolerance(
+            dtype=dtype,
+            ulp=0.01,
+            inputs=2.0,
+            reason="a gradient less its mean over the group: the chain rounds gradients to so few bits that sums of "
+            "equal ones are exact and cancel, while float32 keeps all bits and rounds the sum",
+        )
+        for dtype in ("float16", "bfloat16")
+    ),
+)
+
+
+def _cases(dropout: bool) -> tuple[Case, ...]:
+    """Those of the forward pass, and what the kernels for whole chunks and for channels last have edges at."""
+    found = list(group_cases({"x": "offset", "scale": "ones", "bias": "zeros"}, dropout))
+
+    def add(name: str, n: int, c: int, s: int, groups: int, last: bool = False, **fields: Any) -> None:
+        attributes = {"groups": groups, **({"p": 0.4} if dropout else {})}
+        layouts = dict.fromkeys(("dy", "x"), "channels_last") if last else {}
+        found.append(Case(name=name, axes={"N": n, "C": c, "S": s}, attributes=attributes, layouts=layouts, **fields))
+
+    add("whole_chunks", 2, 8, 512, 2, summary="a warp's elements are of one channel, a chunk's are in float32")
+    add("chunks_left", 1, 10, 256, 2, summary="channels end within a warp's elements, some warps have none")
+    far = {"x": "offset", "scale": "ones", "bias": "zeros"}
+    add("far_chunks", 1, 4, 256, 2, values=far)
+    add("last", 3, 24, 40, 4, last=True)
+    add("last_across", 2, 24, 64, 8, last=True, summary="four channels of a thread belong to two groups")
+    add("last_special", 2, 16, 24, 2, last=True, values={"x": "special"})
+    add("last_far", 2, 8, 64, 2, last=True, values=far)
+    add("last_odd", 2, 9, 25, 3, last=True, summary="no vector divides it")
+    return tuple(found)
 
 
 def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
     flags = {"DROPOUT": "1" if dropout else "0"}
     plain_grid = "max(1, min(N * groups, multiprocessors * (1024 // THREADS)))"
-    # some of a part's clusters of multiprocessors are incomplete: of 132, larger clusters of blocks reach 120
-    clusters = "max(1, min(N * groups, (multiprocessors if K <= 2 else multiprocessors * 10 // 11) // K * BLOCKS))"
+    # Registers hold what two blocks of a multiprocessor have at hand, shared memory what comes next.
+    constants = {
+        **flags, "VEC": "128 // bits(T)", "THREADS": "256",
+        "STAGES": "max(1, min(4, (113664 - 2048 - ITEMS * 256) // (ITEMS * 8192)))",
+    }  # fmt: skip
+    parts = "max(1, min(S // 8, multiprocessors // AT_ONCE))"
+    teams = "max(1, min(N * groups, multiprocessors * 2 // K))"
+    # clusters of a part's multiprocessors are not all complete: of 132, those of more than two reach 120
+    clusters = "max(1, min(N * groups, (multiprocessors if K <= 2 else multiprocessors * 10 // 11) * 2 // K))"
     return (
         KernelSpec(
             name="plain",
@@ -36,7 +83,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             template="group_backward_plain.cu.j2",
             summary="a group of any size and memory order to a block, x read four times and dy twice",
             strides=("dy", "x", "dx"),
-            params={"VEC": (8, 4, 1), "THREADS": (512, 128)},
+            params={"VEC": (8, 4, 1), "THREADS": (128, 512)},
             valid=(f"VEC == 1 or VEC * bits(T) == 128 and {WHOLE}",),
             constants={**flags, "MEAN": "1"},
             grid=plain_grid,
@@ -48,36 +95,77 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             "(1.5 if (THREADS > 128) != (C // groups * S > 8192) else 1)",
         ),
         KernelSpec(
+            name="last",
+            pending=PENDING,
+            template="group_backward_last.cu.j2",
+            summary="channels last: some samples at a time over all blocks, x read three times and dy twice",
+            strides=("dy", "x", "dx"),
+            requires=("S % 8 == 0 and S >= 8", "C % 4 == 0 and C >= 4"),
+            params={"WIDE": (1, 0), "AT_ONCE": (1, 2, 4, 8), "THREADS": (128, 512)},
+            valid=(
+                f"WIDE == (1 if {' and '.join(LAST.format(t) for t in ('dy', 'x', 'dx'))} else 0)",
+                "C <= 4 * THREADS", "AT_ONCE <= multiprocessors",
+            ),
+            constants={**flags, "MEAN": "1"},
+            grid=f"AT_ONCE * {parts}",
+            block="THREADS",
+            cooperative=True,
+            shared_memory="THREADS * 48 + groups * 20",
+            workspace=f"AT_ONCE * {parts} * groups * 20 + N * {parts} * C * 8",
+            min_blocks=1,
+            estimate=f"9e-6 + {BYTES} / (2e12 if WIDE else 2e11) * (1 if AT_ONCE * C * S * bits(T) < {CACHED} else 2) "
+            "+ ceildiv(N, AT_ONCE) * 8e-6 + 1e-5 / THREADS",
+        ),
+        KernelSpec(
+            name="team",
+            pending=PENDING,
+            template="group_backward_team.cu.j2",
+            summary="a group in the registers of a team of blocks, read once, the next groups on their way",
+            targets=("sm_90+",),
+            requires=(f"{WHOLE} and S >= 1 and {SIZE} % 4096 == 0",),
+            params={
+                "SPAN": ("warp", "chunk", "lanes"), "FULL": (1, 0), "K": (1, 2, 4, 8, 16, 32, 48, 64, 128, 256),
+                "ITEMS": (1, 2, 4, 5),
+            },
+            valid=(
+                "S * bits(T) % (1024 if SPAN == 'lanes' else 4096 if SPAN == 'chunk' else 4096 * ITEMS) == 0",
+                f"(K - 1) * ITEMS * 32768 < {SIZE} and {SIZE} <= K * ITEMS * 32768",
+                f"FULL == (1 if K * ITEMS * 32768 == {SIZE} else 0)",
+                "K <= multiprocessors * 2",
+            ),
+            constants=constants,
+            grid=f"{teams} * K",
+            block="THREADS",
+            cooperative=True,
+            shared_memory="STAGES * ITEMS * 8192",
+            workspace=f"{teams} * K * 48 + max(N * C, 1) * K * 8",
+            min_blocks=2,
+            estimate=f"8e-6 + {BYTES} / 4e12 * (1 if SPAN == 'warp' else 1.1 if SPAN == 'chunk' else 1.3) * "
+            f"max(1, K * ITEMS * 32768 / ({SIZE})) + 1e-6 / ITEMS",
+        ),
+        KernelSpec(
             name="cluster",
             pending=PENDING,
             template="group_backward_cluster.cu.j2",
             summary="a group in the registers of a cluster, read once, the next groups on their way",
             targets=("sm_90+",),
-            params={
-                "SPAN": ("warp", "chunk", "lanes"), "FULL": (1, 0), "K": (1, 2, 4, 8), "THREADS": (128, 256, 512),
-                "ITEMS": (1, 2, 4, 5),
-            },
-            requires=(f"{WHOLE} and S >= 1 and C // groups * S * bits(T) % 4096 == 0",),
+            requires=(f"{WHOLE} and S >= 1 and {SIZE} % 4096 == 0",),
+            params={"SPAN": ("warp", "chunk", "lanes"), "FULL": (1, 0), "K": (1, 2, 4, 8), "ITEMS": (1, 2, 4, 5)},
             valid=(
                 "S * bits(T) % (1024 if SPAN == 'lanes' else 4096 if SPAN == 'chunk' else 4096 * ITEMS) == 0",
-                "K * THREADS * ITEMS * 128 >= C // groups * S * bits(T)",
-                "FULL == 0 or K * THREADS * ITEMS * 128 == C // groups * S * bits(T)",
+                f"(K - 1) * ITEMS * 32768 < {SIZE} and {SIZE} <= K * ITEMS * 32768",
+                f"FULL == (1 if K * ITEMS * 32768 == {SIZE} else 0)",
             ),
-            constants={
-                **flags,
-                "VEC": "128 // bits(T)",
-                "BLOCKS": "max(1, 512 // THREADS)",
-                "STAGES": f"max(1, min(4, (233472 // BLOCKS - 4096 - THREADS * ITEMS) // ({STAGE})))",
-            },
+            constants=constants,
             grid=f"{clusters} * K",
             block="THREADS",
             cluster="K",
             cooperative=True,
-            shared_memory=f"STAGES * {STAGE}",
+            shared_memory="STAGES * ITEMS * 8192",
             workspace="max(N * C, 1) * K * 8",
-            max_registers=128,
-            estimate=f"6e-6 + {BYTES} / 4e12 * (1 if SPAN == 'warp' else 1.1 if SPAN == 'chunk' else 1.3) * "
-            "max(1, K * THREADS * ITEMS * 128 / (C // groups * S * bits(T))) + 1e-7 * ITEMS + 1e-7 * (1 - FULL)",
+            min_blocks=2,
+            estimate=f"7e-6 + {BYTES} / 4e12 * (1 if SPAN == 'warp' else 1.1 if SPAN == 'chunk' else 1.3) * "
+            f"max(1, K * ITEMS * 32768 / ({SIZE})) + 1e-6 / ITEMS",
         ),
     )
 
@@ -91,12 +179,14 @@ def _fusion(words: str, summary: str, steps: str, dropout: bool) -> FusionSpec:
         "dx, dscale, dbias = fusionreg.GroupNormalizationGrad(g, x, scale, num_groups=groups, epsilon=epsilon)",
         inputs={"dy": MAP, "x": MAP, **(RNG if dropout else {}), **AFFINE},
         outputs={"dx": MAP, "dscale": "T[C]", "dbias": "T[C]"},
+        layouts={"dx": "x"},
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes=AXES,
         attributes={**GROUPS, **(DROPOUT if dropout else {}), **EPSILON},
         constraints=(*DIVIDES, *(("0 <= p and p <= 1",) if dropout else ())),
-        cases=group_cases({"x": "offset", "scale": "ones", "bias": "zeros"}, dropout),
-        tolerances=(GROUP_TOLERANCE,),
+        cases=_cases(dropout),
+        tolerances=TOLERANCES,
+        workloads=workloads(words),
         kernels=_kernels(dropout),
         tags=("norm", "S17", "training", "backward"),
     )
@@ -128,6 +218,7 @@ SWISH_DROPOUT_BACKWARD = FusionSpec(
     attributes=DROPOUT,
     constraints=SWISH_DROPOUT.constraints,
     cases=SWISH_DROPOUT.cases,
+    workloads=workloads("swish_dropout_backward"),
     kernels=(
         KernelSpec(
             name="elements",
