@@ -106,10 +106,9 @@ def _displaced(entry: FusionEntry, trial: Trial, arrays: Mapping[str, np.ndarray
     rng = np.random.default_rng(zlib.crc32(trial.name.encode()))
 
     def off(a: np.ndarray) -> np.ndarray:
-        step = (
-            allowed.get(a.dtype.name, 0.0) * 2.0 ** -(dtype(a.dtype.name).mantissa + 1) if a.dtype.kind == "f" else 0.0
-        )
-        return (a * (1.0 + step * rng.uniform(-1.0, 1.0, a.shape))).astype(a.dtype) if step else a
+        kind = dtype(a.dtype.name)  # NumPy calls bfloat16 no float
+        step = allowed.get(kind.name, 0.0) * 2.0 ** -(kind.mantissa + 1) if kind.kind == "f" else 0.0
+        return (a.astype(np.float64) * (1.0 + step * rng.uniform(-1.0, 1.0, a.shape))).astype(a.dtype) if step else a
 
     with np.errstate(all="ignore"):
         return [{name: off(a) for name, a in arrays.items()} for _ in range(DISPLACED)]
