@@ -16,7 +16,7 @@ CATALOG = registry.load(allow=("norm",))
 TEMPLATES = ("row_stream.cu.j2", "row_backward_stream.cu.j2")
 STREAMS = [f for f, e in CATALOG.fusions.items() for k in e.kernels if k.spec.template in TEMPLATES]
 #: Whole lanes and not, one warp to a row and many, shared memory filled to the end.
-LENGTHS = (768, 1032, 1600, 4096, 5120, 7176, 12288, 14336)
+LENGTHS = (768, 1600, 4096, 7176, 12288)
 
 
 @pytest.fixture(scope="module")

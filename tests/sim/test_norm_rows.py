@@ -209,3 +209,18 @@ def test_every_mutant_dies(fusion, extra, sim_cache):
     verdicts = run_mutants(CATALOG, [fusion], kernels=["rows"], device="sim", extra=extra, cache=sim_cache)
     assert not [str(v) for v in verdicts if v.survived]
     assert {m.name for m in extra} <= {v.mutant for v in verdicts if v.applies}
+
+
+KEEP = "dropout.keep(static_cast<unsigned>(start / 8) + i * LANES + lane, keep);"
+STREAM = [
+    edit("one_mask_for_all_rows", KEEP, "dropout.keep(i * LANES + lane, keep);"),
+    edit("cancels", "if (m.variance > 0x1p-6f * (squares * share) && ", "if ("),
+    edit("epsilon_of_what_was_dropped", "epsilon / (dropout.factor * dropout.factor)", "epsilon"),
+]
+
+
+@pytest.mark.parametrize("fusion", ["norm.gelu_dropout_layernorm", "norm.gelu_dropout_layernorm_backward"])
+def test_every_mutant_of_the_stream_dies(fusion, sim_cache):
+    verdicts = run_mutants(CATALOG, [fusion], kernels=["stream"], device="sim", extra=STREAM, cache=sim_cache)
+    assert not [str(v) for v in verdicts if v.survived]
+    assert {m.name for m in STREAM} <= {v.mutant for v in verdicts if v.applies}

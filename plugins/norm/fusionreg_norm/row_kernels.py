@@ -1,0 +1,190 @@
+"""The kernels of row fusions: rows held by warps and blocks, rows of any length, and blocks that take row after row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusionreg.core.spec import KernelSpec
+
+PENDING = "no GPU has run all its cases yet"
+
+#: Rows that a block of about THREADS threads works on; each that is spread over several warps needs a barrier, and a
+#: block has 15 beside its own.
+GROUPS = "max(1, min(THREADS // LANES, 15 if LANES > 32 else 32))"
+
+#: Longest row that a block keeps in registers.
+LONGEST = 32768
+
+#: What a fusion does before it normalises; templates read all of these.
+_PARTS = ("MEAN", "GELU", "TANH", "DROPOUT", "RESIDUAL", "H_OUT")
+
+
+def _constants(parts: Mapping[str, str]) -> dict[str, str]:
+    return {name: parts.get(name, "0") for name in _PARTS}
+
+
+def _whole(tensors: tuple[str, ...]) -> str:
+    """Whether 16-byte accesses reach every row of every tensor."""
+    return f"VEC == 1 or VEC * bits(T) == 128 and N % VEC == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}"
+
+
+def forward(
+    parts: Mapping[str, str], tensors: tuple[str, ...], rows: int, pending: str = ""
+) -> tuple[KernelSpec, ...]:
+    """``rows``: tensors of the row's size that move; ``pending``: why dispatch must not choose kernel ``rows`` yet."""
+    seconds = f"{rows} * M * N * bits(T) / 8"
+    held, streams = 2 if "MEAN" in parts else 1, 2 if "RESIDUAL" in parts else 1
+    return (
+        KernelSpec(
+            name="stream",
+            pending=PENDING,
+            template="row_stream.cu.j2",
+            regions=("y",),
+            summary="blocks that stay, row after row, the next one under way while one is computed",
+            requires=(
+                f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}",
+                f"N <= {28672 // held}",
+                f"M * N < {2**35}",
+            ),
+            params={
+                "EXACT": (1, 0),
+                "ITEMS": (4, 3, 2, 1),
+                "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512),
+                "THREADS": (512, 256) if "RESIDUAL" in parts else (768, 384),
+                "DEPTH": (0, 1),
+            },
+            valid=(
+                "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
+                "ITEMS == 4 or LANES == 32",
+                "DEPTH == (1 if LANES > 256 else 0)",  # few rows at once: registers for those, not for what comes next
+                "LANES == 32 or 3 * N > 2 * LANES * ITEMS * 8",
+                "N > LANES * (ITEMS - 1) * 8",
+            ),
+            constants={**_constants(parts), "GROUPS": GROUPS},
+            grid="min(M, multiprocessors)",
+            block="LANES * GROUPS",
+            shared_memory=f"LANES * ITEMS * {32 * held} + GROUPS * LANES // 2"
+            f" + {streams} * DEPTH * LANES * GROUPS * ITEMS * bits(T)",
+            estimate=f"4e-6 + {seconds} / {4.2e12 if held == 2 else 3.9e12}",
+        ),
+        KernelSpec(
+            name="rows",
+            pending=pending,
+            template="row_forward.cu.j2",
+            regions=("x", "y"),
+            summary="the row in registers, read once; a warp or a block to a row",
+            requires=(f"N <= {LONGEST}",),
+            params={"VEC": (8, 4, 1), "LANES": (32, 128, 256, 512, 1024), "VALUES": (8, 16, 24, 32)},
+            valid=(
+                _whole(tensors),
+                "N <= LANES * VALUES",
+                "VALUES >= (8 if LANES == 32 else 16 if LANES == 128 else 24)",
+                "LANES == 32 and VALUES == 8 or (3 if LANES > 32 else 2) * N > LANES * VALUES",
+            ),
+            constants={**_constants(parts), "THREADS": "max(LANES, 128)"},
+            grid="ceildiv(M * LANES, THREADS)",
+            block="THREADS",
+            estimate=f"3e-6 + {'1.4' if 'GELU' in parts else '1'} * {seconds} / (4e12 if VEC > 1 else 1.5e12)",
+        ),
+        KernelSpec(
+            name="long",
+            template="row_long.cu.j2",
+            regions=("x", "y"),
+            summary="a row of any length to a block, read three times",
+            params={"VEC": (8, 4, 1), "THREADS": (256, 512)},
+            valid=(_whole(tensors),),
+            constants=_constants(parts),
+            grid="M",
+            block="THREADS",
+            estimate=f"4e-6 + 2 * {seconds} / (4e12 if VEC > 1 else 1e12)",
+        ),
+    )
+
+
+def backward(
+    parts: Mapping[str, str], tensors: tuple[str, ...], rows: int, pending: str = PENDING
+) -> tuple[KernelSpec, ...]:
+    """Sums over rows need a barrier over the grid: a cooperative launch of as many blocks as are resident at once.
+
+    One block of 512 threads, at most 128 registers each, fits any multiprocessor, so there is one for each.
+    """
+    seconds = f"{rows} * M * N * bits(T) / 8"
+    columns, streams = 2 if "MEAN" in parts else 1, 3 if "RESIDUAL" in parts else 2
+
+    def kernel(name: str, summary: str, template: str, threads: str, at_once: str, **fields: Any) -> KernelSpec:
+        blocks = f"max(1, min(ceildiv(M, {at_once}), multiprocessors))"
+        return KernelSpec(
+            name=name,
+            pending=pending,
+            summary=summary,
+            template=template,
+            constants={**_constants(parts), "THREADS": threads},
+            grid=blocks,
+            block="THREADS",
+            cooperative=True,
+            workspace=f"{blocks} * {at_once} * {columns} * max(N, 1) * 4",
+            min_blocks=1,
+            **fields,
+        )
+
+    speed = "/ (4e12 if VEC > 1 else 1e12)"
+    return (
+        KernelSpec(
+            name="stream",
+            pending=PENDING,
+            template="row_backward_stream.cu.j2",
+            summary="blocks that stay; x and dy read once, sums over rows in registers to the end",
+            requires=(
+                f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}",
+                "N <= 12288",
+                f"M * N < {2**35}",
+            ),
+            params={
+                "EXACT": (1, 0),
+                "ITEMS": (4, 3, 2, 1),
+                "LANES": (32, 64, 96, 128, 160, 192, 256, 384, 448, 512),
+                "THREADS": (512, 384, 256),
+            },
+            valid=(
+                "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
+                "ITEMS == (3 if LANES > 256 else 4) or LANES == 32",
+                "LANES == 32 or 3 * N > 2 * LANES * ITEMS * 8",
+                "N > LANES * (ITEMS - 1) * 8",
+            ),
+            constants={**_constants(parts), "GROUPS": GROUPS, "DEPTH": "1"},
+            grid="max(1, min(M, multiprocessors))",
+            block="LANES * GROUPS",
+            shared_memory=f"LANES * ITEMS * 32 * (1 + GROUPS * {columns}) + GROUPS * LANES // 2"
+            f" + {streams} * LANES * GROUPS * ITEMS * bits(T)",
+            cooperative=True,
+            workspace=f"max(1, min(M, multiprocessors)) * {columns} * max(N, 1) * 4",
+            min_blocks=1,
+            estimate=f"5e-6 + {seconds} / 4.2e12",
+        ),
+        kernel(
+            "rows",
+            "x and dy in registers, read once; one, two or four rows of a block at once",
+            "row_backward.cu.j2",
+            "512",
+            "(512 // LANES)",
+            requires=(f"N <= {512 * 24}",),
+            params={"VEC": (8, 4, 1), "LANES": (128, 256, 512), "VALUES": (8, 16, 24)},
+            valid=(
+                _whole(tensors),
+                "N <= LANES * VALUES",
+                "2 * N > LANES * VALUES or LANES == 128 and VALUES == 8",
+            ),
+            estimate=f"6e-6 + {seconds} {speed}",
+        ),
+        kernel(
+            "long",
+            "rows of any length, x read four times and dy twice",
+            "row_backward_long.cu.j2",
+            "256",
+            "1",
+            params={"VEC": (8, 4, 1)},
+            valid=(_whole(tensors),),
+            estimate=f"9e-6 + 2 * {seconds} {speed}",
+        ),
+    )
