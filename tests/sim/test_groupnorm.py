@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from fusionreg.core.conformance import run, run_mutants
-from fusionreg.core.conformance.mutants import edit
+from fusionreg.core.conformance import run
+from fusionreg.core.conformance.cases import parameters
+from fusionreg.core.conformance.devices import executor_for
+from fusionreg.core.conformance.execute import execute, prepare
+from fusionreg.core.conformance.mutants import changed
+from fusionreg.core.conformance.trial import Trial
 from fusionreg.core.errors import FusionregError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ops import default_vocabulary, numpy_backend
+from fusionreg.core.proof.report import Status
 from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
@@ -96,7 +101,7 @@ def test_variance_does_not_cancel(call, kernel, at, step):
 @EACH
 def test_squares_that_overflow(call, kernel):
     """One group does; its neighbours must not be scaled down with it."""
-    x = np.random.default_rng(1).standard_normal((2, 16, 16)).astype(F32)
+    x = np.random.default_rng(1).standard_normal((2, 16, 640)).astype(F32)
     x[1, 4:8] = np.where(x[1, 4:8] > 0, F32.type(1e30), F32.type(-1e30))
     x[0, 0:4] *= F32.type(1e-4)
     y = call(SWISH, kernel, x, *ones(16), groups=4)
@@ -168,12 +173,32 @@ def test_nothing_to_do(call, shape):
     assert call(SWISH, "", np.ones(shape, F32), *ones(8), groups=2).shape == shape
 
 
-NO_WAIT = edit("blocks_do_not_wait", "fr::cluster_sync();", "")
-OWN_PART = edit("own_moments_alone", "m = m.with(parts[b]);", "m = m.with(parts[0]);")
+COPY = "if (threadIdx.x == 0) copy_stage("
+#: Kernel and parameters, what is taken out of its unit, what is put there.
+FAULTS = {
+    "blocks_do_not_wait": ("cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
+    "own_moments_alone": ("cluster", {"SPREAD": 2}, "m = m.with(parts[b]);", "m = m.with(parts[0]);"),
+    "channels_last_does_not_wait": ("last_cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
+    "next_part_too_early": ("stream", {"TEAMS": 2}, f"__syncthreads();\n      {COPY}", COPY),
+    "table_of_the_round_before": ("last_stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
+}
 
 
-@pytest.mark.parametrize(("kernel", "extra"), [("cluster", [NO_WAIT, OWN_PART]), ("last_cluster", [NO_WAIT])])
-def test_a_missing_cluster_barrier_is_found(kernel, extra, sim_cache):
-    verdicts = run_mutants(CATALOG, [SWISH], kernels=[kernel], device="sim", extra=extra, cache=sim_cache)
-    assert not [str(v) for v in verdicts if v.survived]
-    assert {m.name for m in extra} <= {v.mutant for v in verdicts if v.applies}
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_missing_barrier_is_found(fault, sim_cache):
+    name, wanted, old, new = FAULTS[fault]
+    entry, executor = CATALOG[SWISH], executor_for("sim", sim_cache, ahead=False)
+    kernel = entry.kernel(f"{SWISH}/{name}")
+    trial = Trial(
+        fault, FrozenDict({"T": "float32"}), FrozenDict({"N": 2, "C": 16, "S": 640}),
+        attributes=FrozenDict({"groups": 2, "epsilon": 1e-5}),
+        layouts=FrozenDict({"x": "channels_last"} if name in LAST else {}),
+    )  # fmt: skip
+    every = parameters(entry, kernel, trial, executor.target)
+    chosen = next(p for p in every if wanted.items() <= p.items())
+    job = prepare(entry, kernel, trial.with_(fault, params=chosen, exactly=True), executor)
+    assert execute(job, executor, OPS, stress=True).status is Status.PASSED
+    text = job.source.text.replace(old, new)
+    assert text != job.source.text
+    outcome = execute(replace(job, source=changed(job.source, text)), executor, OPS, stress=True)
+    assert outcome.status.failed, outcome

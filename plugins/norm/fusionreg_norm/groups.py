@@ -37,6 +37,8 @@ WHOLE = "C // groups * S * bits(T) % 128 == 0 and aligned(x, 16) and aligned(y, 
 TEAM = "max(1, min({} // TEAMS, ceildiv({}, THREADS * 16)))"
 #: Every team has something to do, and all blocks, with some memory of their own, fit at once: they meet at barriers.
 TEAMS = "TEAMS <= multiprocessors * PER_SM and TEAMS <= {} and PER_SM * ({} + 2560) <= 233472"
+#: Every block of a cluster has something to do.
+SPREADS = "SPREAD == 1 or {} >= SPREAD * 2048"
 #: Architectures whose multiprocessors have as much shared memory as that.
 LARGE = ("sm_90", "sm_90a", "sm_100f")
 #: Blocks of eight elements have numbers of 32 bits.
@@ -142,7 +144,10 @@ def _chip(
         targets=LARGE if grid else "sm_90+",
         requires=(WHOLE, FEW, "C // groups * S < 2147483648"),
         params={"WHOLE": (1, 0), **params, "THREADS": (256,) if grid else (256, 512)},
-        valid=("WHOLE == 0 or S * bits(T) % 128 == 0", *((TEAMS.format("N * groups", memory),) if grid else ())),
+        valid=(
+            "WHOLE == 0 or S * bits(T) % 128 == 0",
+            TEAMS.format("N * groups", memory) if grid else SPREADS.format(BYTES),
+        ),
         constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", **({} if grid else {"BLOCKS": blocks})},
         grid=f"TEAMS * {blocks}" if grid else f"N * groups * {blocks}",
         block="THREADS",
@@ -174,7 +179,7 @@ def _last(
         params={"SLICE": (1, 2, 4, 8, 16, 32), **params, "THREADS": (320,)},
         valid=(
             f"groups % SLICE == 0 and {width} * bits(T) % 128 == 0 and {width} * bits(T) <= THREADS * 128",
-            *((TEAMS.format("N * (groups // SLICE)", memory),) if grid else ()),
+            TEAMS.format("N * (groups // SLICE)", memory) if grid else SPREADS.format(f"{BYTES} * SLICE"),
         ),
         constants={**flags, "PACKED": "1", "GRID": "1" if grid else "0", "BLOCKS": "1" if grid else blocks},
         grid=f"TEAMS * {blocks}" if grid else f"N * (groups // SLICE) * {blocks}",
