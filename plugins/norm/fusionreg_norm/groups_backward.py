@@ -66,7 +66,7 @@ def _cases(dropout: bool) -> tuple[Case, ...]:
 
 def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
     flags = {"DROPOUT": "1" if dropout else "0"}
-    plain_grid = "max(1, min(N * groups, multiprocessors * (1024 // THREADS)))"
+    plain_grid = "max(1, min(N * groups, multiprocessors * 2))"
     # Registers hold what two blocks of a multiprocessor have at hand, shared memory what comes next.
     constants = {
         **flags, "VEC": "128 // bits(T)", "THREADS": "256",
@@ -83,16 +83,15 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             template="group_backward_plain.cu.j2",
             summary="a group of any size and memory order to a block, x read four times and dy twice",
             strides=("dy", "x", "dx"),
-            params={"VEC": (8, 4, 1), "THREADS": (128, 512)},
+            params={"VEC": (8, 4, 1)},
             valid=(f"VEC == 1 or VEC * bits(T) == 128 and {WHOLE}",),
-            constants={**flags, "MEAN": "1"},
+            constants={**flags, "MEAN": "1", "THREADS": "512"},
             grid=plain_grid,
             block="THREADS",
             cooperative=True,
             workspace="max(N * C, 1) * 8",
             min_blocks=2,
-            estimate=f"9e-6 + 2 * {BYTES} / (2e12 if VEC > 1 else 3e11) * "
-            "(1.5 if (THREADS > 128) != (C // groups * S > 8192) else 1)",
+            estimate=f"9e-6 + 2 * {BYTES} / (2e12 if VEC > 1 else 3e11)",
         ),
         KernelSpec(
             name="last",
@@ -101,12 +100,12 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             summary="channels last: some samples at a time over all blocks, x read three times and dy twice",
             strides=("dy", "x", "dx"),
             requires=("S % 8 == 0 and S >= 8", "C % 4 == 0 and C >= 4"),
-            params={"WIDE": (1, 0), "AT_ONCE": (1, 2, 4, 8), "THREADS": (128, 512)},
+            params={"WIDE": (1, 0), "AT_ONCE": (2, 1)},
             valid=(
                 f"WIDE == (1 if {' and '.join(LAST.format(t) for t in ('dy', 'x', 'dx'))} else 0)",
-                "C <= 4 * THREADS", "AT_ONCE <= multiprocessors",
+                "C <= 2048", "AT_ONCE <= multiprocessors",
             ),
-            constants={**flags, "MEAN": "1"},
+            constants={**flags, "MEAN": "1", "THREADS": "512"},
             grid=f"AT_ONCE * {parts}",
             block="THREADS",
             cooperative=True,
@@ -114,7 +113,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             workspace=f"AT_ONCE * {parts} * groups * 20 + N * {parts} * C * 8",
             min_blocks=1,
             estimate=f"9e-6 + {BYTES} / (2e12 if WIDE else 2e11) * (1 if AT_ONCE * C * S * bits(T) < {CACHED} else 2) "
-            "+ ceildiv(N, AT_ONCE) * 8e-6 + 1e-5 / THREADS",
+            "+ ceildiv(N, AT_ONCE) * 8e-6",
         ),
         KernelSpec(
             name="team",
