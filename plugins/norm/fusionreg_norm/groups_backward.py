@@ -22,6 +22,11 @@ WHOLE = (
 LAST = "stride({0}, 1) == 1 and stride({0}, 0) % 4 == 0 and stride({0}, 2) % 4 == 0 and aligned({0}, 16)"
 #: Bits of a group.
 SIZE = "C // groups * S * bits(T)"
+#: A warp's elements are of one channel, or a chunk's of 32 lanes, or those of 8 lanes.
+SPANS = (
+    "S * bits(T) % 1024 == 0 and SPAN == "
+    "('warp' if S * bits(T) % (4096 * ITEMS) == 0 else 'chunk' if S * bits(T) % 4096 == 0 else 'lanes')"
+)
 #: Bits of x, or of dy, that are still in the cache when they are read again.
 CACHED = "180000000"
 BYTES = "3 * N * C * S * bits(T) / 8"
@@ -54,6 +59,7 @@ def _cases(dropout: bool) -> tuple[Case, ...]:
 
     add("whole_chunks", 2, 8, 512, 2, summary="a warp's elements are of one channel, a chunk's are in float32")
     add("chunks_left", 1, 10, 256, 2, summary="channels end within a warp's elements, some warps have none")
+    add("many_chunks", 2, 2, 20480, 2, summary="more than one block to a group")
     far = {"x": "offset", "scale": "ones", "bias": "zeros"}
     add("far_chunks", 1, 4, 256, 2, values=far)
     add("last", 3, 24, 40, 4, last=True)
@@ -127,7 +133,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
                 "ITEMS": (1, 2, 4, 5),
             },
             valid=(
-                "S * bits(T) % (1024 if SPAN == 'lanes' else 4096 if SPAN == 'chunk' else 4096 * ITEMS) == 0",
+                SPANS,
                 f"(K - 1) * ITEMS * 32768 < {SIZE} and {SIZE} <= K * ITEMS * 32768",
                 f"FULL == (1 if K * ITEMS * 32768 == {SIZE} else 0)",
                 "K <= multiprocessors * 2",
@@ -151,7 +157,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             requires=(f"{WHOLE} and S >= 1 and {SIZE} % 4096 == 0",),
             params={"SPAN": ("warp", "chunk", "lanes"), "FULL": (1, 0), "K": (1, 2, 4, 8), "ITEMS": (1, 2, 4, 5)},
             valid=(
-                "S * bits(T) % (1024 if SPAN == 'lanes' else 4096 if SPAN == 'chunk' else 4096 * ITEMS) == 0",
+                SPANS,
                 f"(K - 1) * ITEMS * 32768 < {SIZE} and {SIZE} <= K * ITEMS * 32768",
                 f"FULL == (1 if K * ITEMS * 32768 == {SIZE} else 0)",
             ),
