@@ -47,3 +47,21 @@ def test_very_many_threads_leave_room_for_other_mappings(build, geometry):
         kernel.launch([x, part, y], geometry(grid=(blocks, 1, 1), block=(threads, 1, 1), cooperative=True))
         assert (y == threads + threads * (threads - 1) // 2).all()
         assert mappings() < MAPPINGS
+
+
+def test_kernels_make_room_for_each_other(build, geometry, monkeypatch):
+    """All fusions in one process loaded more copies of units than a process may have mappings."""
+    from fusionreg.core.simulator import build as module
+
+    monkeypatch.setattr(module, "MOST_COPIES", 40)
+    kernels = [build(GRID + f"// number {i}\n") for i in range(3)]
+    x, blocks = np.array([2], np.int32), 30
+    for turn in range(2):
+        before = mappings()
+        for kernel in kernels:
+            part, y = np.zeros(blocks * 32, np.int32), np.zeros(blocks, np.int32)
+            kernel.launch([x, part, y], geometry(grid=(blocks, 1, 1), block=(32, 1, 1), cooperative=True))
+            assert (y == 64 + 31 * 16).all()
+        if turn:
+            assert mappings() <= before + 5, "what was loaded again was unloaded before"
+    assert sum(len(units) for k in kernels for _, units in k._loaded.values()) <= 40

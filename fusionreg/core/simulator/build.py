@@ -8,12 +8,14 @@ import tempfile
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from .. import headers
 from ..cache import Cache, cache_key
@@ -21,6 +23,9 @@ from ..errors import CompileError, MissingDependencyError
 from .elf import Variable, uninitialised
 from .toolchain import COMPILER_VARIABLE, SHIM, HostCompiler, Mode, host_compiler, shim_digest
 from .unit import host_text
+
+#: Copies of units that are loaded at a time: each takes five or six of the 65,530 mappings of a process.
+MOST_COPIES = 3000
 
 _HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "vector_types.h", "vector_functions.h")
 
@@ -60,11 +65,27 @@ class Builder:
         self._precompiled: dict[Mode, Path | None] = {}
         # Units build in several threads; the runtime and each header are made once.
         self._runtime_lock = threading.Lock()
+        self._copies: OrderedDict[weakref.ref[Any], int] = OrderedDict()  # of loaded units, by kernel
+        self._copies_lock = threading.Lock()
         self._header_locks: dict[Mode, threading.Lock] = {m: threading.Lock() for m in ("fast", "checked", "sanitize")}
         weakref.finalize(self, shutil.rmtree, self._scratch, True)
 
     def _includes(self) -> list[str]:
         return [f"-I{SHIM / 'include'}", f"-I{SHIM}", *(f"-I{d}" for d in self.directories)]
+
+    def loaded(self, kernel: Any, count: int) -> None:
+        """``kernel`` has so many copies of its unit loaded and is about to use them; others make room for them."""
+        with self._copies_lock:
+            mine = weakref.ref(kernel)
+            self._copies[mine] = count
+            self._copies.move_to_end(mine)
+            total = sum(self._copies.values())
+            for other in list(self._copies):
+                if total <= MOST_COPIES or other == mine:
+                    break
+                found = other()
+                if found is None or found.unload():
+                    total -= self._copies.pop(other)
 
     def begin(self) -> None:
         """Makes the runtime ready; where it has yet to be compiled, the headers that units need beside it.

@@ -130,7 +130,20 @@ class SimKernel:
             built, units = self._loaded[mode]
             while len(units) < count:
                 units.append(library.LoadedUnit(built.data, f"unit-{self.entry[:60]}", built.variables))
+            self.builder.loaded(self, sum(len(loaded) for _, loaded in self._loaded.values()))
             return built, units
+
+    def unload(self) -> bool:
+        """Frees all loaded copies, which the next launch loads again; False, where a launch uses them now."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            for _, units in self._loaded.values():
+                while units:
+                    units.pop().close()
+            return True
+        finally:
+            self._lock.release()
 
     def _refuse_globals(self, built: Built) -> None:
         for v in built.variables:

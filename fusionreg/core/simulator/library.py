@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 import re
@@ -79,6 +80,10 @@ class LoadedUnit:
         self.mask = (ctypes.c_uint8 * max(1, self.info.shared_bytes))()
         for v in variables:
             self.mask[v.offset : v.offset + v.bytes] = [1] * v.bytes
+
+    def close(self) -> None:
+        """Unloads it; it must not be used again."""
+        _ctypes.dlclose(self.library._handle)
 
     def copy(self) -> abi.Copy:
         u, mask = self.info, ctypes.addressof(self.mask)

@@ -92,7 +92,7 @@ void prepare(Fiber& f, void (*entry)()) {
 namespace {
 // Making a stack costs two system calls, and first touching it a page fault: later launches reuse what is there.
 // A guard splits a mapping, of which a process may have 65,530: a larger pool has fewer guards than stacks.
-constexpr u64 kGuards = 1 << 14;
+constexpr u64 kGuards = 1 << 12;
 constexpr u64 kKept = 1 << 15;   // idle stacks, of each of which some 8 KB were touched
 struct Pool { char* base = nullptr; u64 count = 0, stride = 0; bool busy = false; };
 std::mutex pools_mutex;
