@@ -234,6 +234,8 @@ class Region(Record):
     slots: Texts = ()
     """Of a fusion with a pattern of its own: the inputs and outputs of it that the operators stand in front of and
     behind. A line ``...`` of the program stands for that pattern, whose names it computes and reads."""
+    extents: FrozenDict[Identifier, int] = EMPTY
+    """Extents of axes in derived conformance cases, as of a fusion."""
     cases: tuple[Case, ...] = ()
     """Conformance cases beyond the derived ones."""
     tolerances: tuple[Tolerance, ...] = ()

@@ -33,6 +33,7 @@ def derive(base: FusionEntry, region: Region, ops: Mapping[str, OpSpec]) -> Fusi
         axes=base.spec.axes,
         attributes=base.spec.attributes,
         constraints=base.spec.constraints,
+        extents=region.extents,
         cases=region.cases,
         tolerances=region.tolerances or _tolerances(base, region),
         workloads=region.workloads,

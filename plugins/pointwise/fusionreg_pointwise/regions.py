@@ -10,6 +10,9 @@ from .kernels import KERNELS
 
 WHOLE = "T[A0 A1]"
 
+#: Of the three axes, in conformance: every case moves all positions.
+SMALL = {"A0": 3, "A1": 16, "A2": 32}
+
 #: What every large problem should keep of a copy's rate.
 MOST = "floor / 0.8"
 
@@ -64,6 +67,7 @@ CHANNELS = Region(
     inputs={"x": "T[A0 A1 A2]", "scale": "T[A1 1]", "shift": "T[A1 1]"},
     outputs={"y": "T[A0 A1 A2]"},
     dtypes={"T": ("bfloat16",)},
+    extents=SMALL,
     workloads=(_workload("64x256x3136", "bfloat16", MOST, "S8 more"),),
 )
 
@@ -74,6 +78,7 @@ RESIDUAL = Region(
     inputs={"x": "T[A0 A1 A2]", "residual": "T[A0 A1 A2]"},
     outputs={"y": "T[A0 A1 A2]"},
     dtypes={"T": ("bfloat16",)},
+    extents=SMALL,
     workloads=(_workload("64x256x4096", "bfloat16", MOST, "S8 more", layouts={"residual": "channels_last"}),),
 )
 
