@@ -36,7 +36,7 @@ WHOLE = "C // groups * S * bits(T) % 128 == 0 and aligned(x, 16) and aligned(y, 
 #: Blocks of a team that shares so many bytes: no more than have something to do.
 TEAM = "max(1, min({} // TEAMS, ceildiv({}, THREADS * 16)))"
 #: Every team has something to do, and all blocks, with some memory of their own, fit at once: they meet at barriers.
-TEAMS = "TEAMS <= multiprocessors * PER_SM and TEAMS <= {} and PER_SM * ({} + 2560) <= 233472"
+TEAMS = "TEAMS <= {} and {} * ({} + 2560) <= 233472"
 #: Every block of a cluster has something to do.
 SPREADS = "SPREAD == 1 or {} >= SPREAD * 2048"
 #: Architectures whose multiprocessors have as much shared memory as that.
@@ -93,7 +93,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             template="group_forward_plain.cu.j2",
             summary="a group of any size and memory order to a block, read three times",
             strides=("x", "y"),
-            params={"VEC": (8, 4, 1), "THREADS": (256, 512)},
+            params={"VEC": (8, 4, 1), "THREADS": (512,)},
             valid=(
                 "VEC == 1 or VEC * bits(T) == 128 and S % VEC == 0 and contiguous(x) and contiguous(y) "
                 "and aligned(x, 16) and aligned(y, 16)",
@@ -108,25 +108,26 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
         ),
         _chip(
-            "stream", TEAM.format("multiprocessors * PER_SM", BYTES),
+            "stream", TEAM.format(PAIRED, BYTES),
             "teams of blocks, each with a group in its shared memory, read once, as the one before leaves", flags,
-            STREAMS, grid=True, cooperative=True, min_blocks=4, workspace="N * groups * {} * 8",
+            TEAM_COUNTS, grid=True, cooperative=True, min_blocks=2, workspace="N * groups * {} * 8",
         ),
         _last(
             "last_cluster", "SPREAD", "channels last: some groups in the shared memory of a cluster, read once", flags,
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
         ),
         _last(
-            "last_stream", TEAM.format("multiprocessors * PER_SM", f"{BYTES} * SLICE"),
-            "channels last: teams of blocks, each with some groups in its shared memory, read once", flags, STREAM,
+            "last_stream", TEAM.format("multiprocessors", f"{BYTES} * SLICE"),
+            "channels last: teams of blocks, each with some groups in its shared memory, read once", flags, TEAM_COUNTS,
             grid=True, cooperative=True, min_blocks=2, workspace="N * groups * {} * 8",
         ),
     )  # fmt: skip
 
 
-#: Blocks of a multiprocessor, and teams that they all make up; each takes one group, or slice of groups, at a time.
-STREAM = {"PER_SM": (1, 2), "TEAMS": (1, 2, 4, 8, 16, 32, 64)}
-STREAMS = {"PER_SM": (2, 4), "TEAMS": (1, 2, 4, 8, 16, 32, 64, 128)}
+#: Teams that all blocks make up; each takes one group, or slice of groups, at a time. Row-major, two blocks share a
+#: multiprocessor.
+TEAM_COUNTS = {"TEAMS": (1, 2, 4, 8, 16, 32)}
+PAIRED = "multiprocessors * 2"
 
 
 def _chip(
@@ -146,7 +147,7 @@ def _chip(
         params={"WHOLE": (1, 0), **params, "THREADS": (256,) if grid else (256, 512)},
         valid=(
             "WHOLE == 0 or S * bits(T) % 128 == 0",
-            TEAMS.format("N * groups", memory) if grid else SPREADS.format(BYTES),
+            TEAMS.format("N * groups", 2, memory) if grid else SPREADS.format(BYTES),
         ),
         constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", **({} if grid else {"BLOCKS": blocks})},
         grid=f"TEAMS * {blocks}" if grid else f"N * groups * {blocks}",
@@ -179,7 +180,7 @@ def _last(
         params={"SLICE": (1, 2, 4, 8, 16, 32), **params, "THREADS": (320,)},
         valid=(
             f"groups % SLICE == 0 and {width} * bits(T) % 128 == 0 and {width} * bits(T) <= THREADS * 128",
-            TEAMS.format("N * (groups // SLICE)", memory) if grid else SPREADS.format(f"{BYTES} * SLICE"),
+            TEAMS.format("N * (groups // SLICE)", 1, memory) if grid else SPREADS.format(f"{BYTES} * SLICE"),
         ),
         constants={**flags, "PACKED": "1", "GRID": "1" if grid else "0", "BLOCKS": "1" if grid else blocks},
         grid=f"TEAMS * {blocks}" if grid else f"N * (groups // SLICE) * {blocks}",
@@ -203,7 +204,7 @@ def _waves(units: str, held: str, rate: str) -> str:
 
 def _rounds(units: str, held: str, rate: str) -> str:
     """Seconds of teams that hold so many bytes each, all of them together at a time."""
-    return f"8e-6 + PER_SM * 2e-7 + ceildiv({units}, TEAMS) * (3e-6 + 2 * TEAMS * {held} / {rate})"
+    return f"8e-6 + ceildiv({units}, TEAMS) * (3e-6 + 2 * TEAMS * {held} / {rate})"
 
 
 def _fusion(words: str, summary: str, pattern: str, dropout: bool) -> FusionSpec:
