@@ -29,16 +29,13 @@ def _whole(tensors: tuple[str, ...]) -> str:
     return f"VEC == 1 or VEC * bits(T) == 128 and N % VEC == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}"
 
 
-def forward(
-    parts: Mapping[str, str], tensors: tuple[str, ...], rows: int, pending: str = ""
-) -> tuple[KernelSpec, ...]:
-    """``rows``: tensors of the row's size that move; ``pending``: why dispatch must not choose kernel ``rows`` yet."""
+def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tuple[KernelSpec, ...]:
+    """``rows``: tensors of the row's size that move."""
     seconds = f"{rows} * M * N * bits(T) / 8"
     held, streams = 2 if "MEAN" in parts else 1, 2 if "RESIDUAL" in parts else 1
     return (
         KernelSpec(
             name="stream",
-            pending=PENDING,
             template="row_stream.cu.j2",
             regions=("y",),
             summary="blocks that stay, row after row, the next one under way while one is computed",
@@ -70,7 +67,6 @@ def forward(
         ),
         KernelSpec(
             name="rows",
-            pending=pending,
             template="row_forward.cu.j2",
             regions=("x", "y"),
             summary="the row in registers, read once; a warp or a block to a row",
@@ -102,9 +98,7 @@ def forward(
     )
 
 
-def backward(
-    parts: Mapping[str, str], tensors: tuple[str, ...], rows: int, pending: str = PENDING
-) -> tuple[KernelSpec, ...]:
+def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tuple[KernelSpec, ...]:
     """Sums over rows need a barrier over the grid: a cooperative launch of as many blocks as are resident at once.
 
     One block of 512 threads, at most 128 registers each, fits any multiprocessor, so there is one for each.
@@ -116,7 +110,6 @@ def backward(
         blocks = f"max(1, min(ceildiv(M, {at_once}), multiprocessors))"
         return KernelSpec(
             name=name,
-            pending=pending,
             summary=summary,
             template=template,
             constants={**_constants(parts), "THREADS": threads},
