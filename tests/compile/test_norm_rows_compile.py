@@ -6,6 +6,10 @@ import pytest
 
 from fusionreg.core.bench import Subject
 from fusionreg.core.compiler import compile_source
+from fusionreg.core.conformance.coverage import problem_of
+from fusionreg.core.conformance.trial import Trial
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.problem import combinations
 from fusionreg.core.registry import catalog as registry
 from fusionreg.core.render import render
 from fusionreg.core.targets import REGISTERS_SM, target
@@ -16,6 +20,12 @@ ROWS = [
     for name, entry in CATALOG.fusions.items()
     if any(k.spec.template.startswith("row_") for k in entry.kernels)
     for workload in entry.spec.workloads
+]
+
+BACKWARD = [
+    name
+    for name, entry in CATALOG.fusions.items()
+    if any(k.spec.template == "row_backward_stream.cu.j2" for k in entry.kernels)
 ]
 
 #: Bytes a thread may spill: a few words on paths that hardly any row takes.
@@ -29,4 +39,18 @@ def test_a_workload_fits_a_multiprocessor(fusion, workload):
     code = compile_source(render(subject.entry, chosen.kernel, subject.problem, chosen.params), None)
     assert code.registers * chosen.launch.threads <= REGISTERS_SM
     assert code.spills <= SPILLS
+    assert chosen.launch.shared_memory + code.shared <= target("sm_90a").shared_memory
+
+
+@pytest.mark.parametrize("n", [768, 3072, 8192])
+@pytest.mark.parametrize("fusion", BACKWARD)
+def test_a_full_multiprocessor_has_the_shared_memory(fusion, n):
+    """Rows that leave hardly any of it: what is declared in the template counts as well."""
+    entry = CATALOG[fusion]
+    values = {name: attribute.default for name, attribute in entry.spec.attributes.items()}
+    trial = Trial("full", FrozenDict(T="bfloat16"), FrozenDict(M=512, N=n), attributes=FrozenDict(values))
+    problem = problem_of(entry, trial, "sm_90a")
+    assert problem is not None
+    chosen = next(combinations(entry.kernel("stream"), problem))
+    code = compile_source(render(entry, chosen.kernel, problem, chosen.params), None)
     assert chosen.launch.shared_memory + code.shared <= target("sm_90a").shared_memory
