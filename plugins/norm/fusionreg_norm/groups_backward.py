@@ -90,7 +90,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             summary="a group of any size and memory order to a block, x read four times and dy twice",
             strides=("dy", "x", "dx"),
             params={"VEC": (8, 4, 1)},
-            valid=(f"VEC == 1 or VEC * bits(T) == 128 and {WHOLE}",),
+            valid=(f"VEC == (128 // bits(T) if {WHOLE} else 1)",),
             constants={**flags, "MEAN": "1", "THREADS": "512"},
             grid=plain_grid,
             block="THREADS",
@@ -109,7 +109,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             params={"WIDE": (1, 0), "AT_ONCE": (2, 1)},
             valid=(
                 f"WIDE == (1 if {' and '.join(LAST.format(t) for t in ('dy', 'x', 'dx'))} else 0)",
-                "C <= 2048", "AT_ONCE <= multiprocessors",
+                "C <= 2048", "AT_ONCE == (2 if N >= 2 else 1)",
             ),
             constants={**flags, "MEAN": "1", "THREADS": "512"},
             grid=f"AT_ONCE * {parts}",
@@ -155,7 +155,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             summary="a group in the registers of a cluster, read once, the next groups on their way",
             targets=("sm_90+",),
             requires=(f"{WHOLE} and S >= 1 and {SIZE} % 4096 == 0",),
-            params={"SPAN": ("warp", "chunk", "lanes"), "FULL": (1, 0), "K": (1, 2, 4, 8), "ITEMS": (1, 2, 4, 5)},
+            params={"SPAN": ("warp", "chunk", "lanes"), "FULL": (1, 0), "K": (2, 4, 8), "ITEMS": (1, 2, 4, 5)},
             valid=(
                 SPANS,
                 f"(K - 1) * ITEMS * 32768 < {SIZE} and {SIZE} <= K * ITEMS * 32768",
