@@ -134,7 +134,7 @@ def _tiles(row: Trial, params: FrozenDict[str, Any], quick: bool) -> list[Trial]
     for name, times, more in (("tails", 1, 8), ("odd", 1, 1), ("long", 6, 8)):
         if name == "tails" or not quick:
             axes = {a: times * min(tile_of(params, a) or 32, 64 if times > 1 else 256) + more for a in row.axes}
-            found.append(row.with_(f"{tag}-{name}", axes=axes, params=params, exactly=True))
+            found.append(row.with_(f"{tag}-{name}", axes=axes, params=params, exactly=True, stem=name))
     return found
 
 

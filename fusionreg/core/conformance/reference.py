@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..registry.entries import FusionEntry
 
 #: Bytes of references that are kept.
-KEPT = 256 << 20
+KEPT = 1 << 30
 
 #: Equal runs with other random values, at most, from which the chain's error is pooled.
 REPLICAS = 8
@@ -45,6 +45,10 @@ class Reference:
     chain: Mapping[str, np.ndarray]
     allowed: Mapping[str, np.ndarray]
 
+    @property
+    def bytes(self) -> int:
+        return sum(a.nbytes for part in (self.exact, self.chain, self.allowed) for a in part.values())
+
 
 class References:
     """References of trials, kept: the kernels of a fusion are tried on the same values."""
@@ -53,15 +57,15 @@ class References:
         self._ops, self._kept, self._bytes = ops, dict[object, Reference](), 0
 
     def of(self, entry: FusionEntry, trial: Trial, arrays: Mapping[str, np.ndarray]) -> Reference:
-        """The reference of ``trial`` on its own ``arrays``; beyond :data:`KEPT` bytes it is computed each time."""
-        key = entry.name, replace(trial, params=EMPTY, exactly=False)
-        found = self._kept.get(key)
+        """The reference of ``trial`` on its own ``arrays``; those that were used longest ago make room."""
+        key = entry.name, replace(trial, name=trial.stem or trial.name, params=EMPTY, exactly=False, stem="")
+        found = self._kept.pop(key, None)
         if found is None:
             found = reference(entry, trial, arrays, self._ops)
-            size = sum(a.nbytes for part in (found.exact, found.chain, found.allowed) for a in part.values())
-            if self._bytes + size <= KEPT:
-                self._kept[key] = found
-                self._bytes += size
+            self._bytes += found.bytes
+        self._kept[key] = found
+        while self._bytes > KEPT and len(self._kept) > 1:
+            self._bytes -= self._kept.pop(next(iter(self._kept))).bytes
         return found
 
 
@@ -103,7 +107,7 @@ def _displaced(entry: FusionEntry, trial: Trial, arrays: Mapping[str, np.ndarray
     allowed = {t.dtype: t.inputs for t in entry.spec.tolerances if t.inputs}
     if not any(a.dtype.name in allowed for a in arrays.values()):
         return []
-    rng = np.random.default_rng(zlib.crc32(trial.name.encode()))
+    rng = np.random.default_rng(zlib.crc32((trial.stem or trial.name).encode()))
 
     def off(a: np.ndarray) -> np.ndarray:
         kind = dtype(a.dtype.name)  # NumPy calls bfloat16 no float

@@ -46,6 +46,7 @@ class Trial:
         params: the kernel's tunable parameters; empty takes those that dispatch would.
         exactly: whether the kernel runs with ``params`` or not at all; otherwise, where they are not valid on the
             trial's shapes and layouts, it runs with the first ones that are.
+        stem: the name without the parameters, for trials that differ in those alone: they get the same values.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Trial:
     layouts: FrozenDict[str, str] = EMPTY
     params: FrozenDict[str, Any] = EMPTY
     exactly: bool = False
+    stem: str = ""
 
     @property
     def dtype(self) -> str:
@@ -92,7 +94,7 @@ class Trial:
         """The inputs, laid out; other ``replica`` numbers give other random values."""
         found = {}
         for name, shape in self.shapes(entry).items():
-            seed = (zlib.crc32(f"{entry.name}:{self.name}:{name}".encode()), replica)
+            seed = (zlib.crc32(f"{entry.name}:{self.stem or self.name}:{name}".encode()), replica)
             array = values.generate(self.values.get(name, "normal"), seed, shape, self.dtype_of(entry, name))
             found[name] = arrange(array, self.layouts.get(name, "contiguous"))
         return found
