@@ -34,7 +34,7 @@ BYTES = "3 * N * C * S * bits(T) / 8"
 
 #: Those of half precision matter where all gradients of a group are equal: where nothing is dropped.
 TOLERANCES = (
-    GROUP_TOLERANCE,
+    GROUP_TOLERANCE.model_copy(update={"inputs": 6.0}),  # a gradient carries the statistics' rounding more than once
     *(
         Tolerance(
             dtype=dtype,
