@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusionreg.core.bench import Outcome, measure, subjects
+from fusionreg.core.bench import Outcome, Results, measure, subjects
+from fusionreg.core.bench import outdated as core_outdated
 from fusionreg.core.bench import tuning as core
 from fusionreg.core.bench.results import PEERS
 from fusionreg.core.bench.tuned import ShippedParameters, TunedParameters
@@ -80,6 +81,11 @@ def tune(
     if ship:
         core.ship(found, catalog, device.environment)
     return found
+
+
+def outdated(found: Results) -> frozenset[tuple[str, str]]:
+    """(fusion, workload) of rows whose figures are of something else than what is installed now; needs no GPU."""
+    return core_outdated(found, load(), ShippedParameters())
 
 
 def _device(names: Sequence[str], peers: Sequence[str] = ()) -> tuple[Catalog, TorchBench]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import typer.main
 
 from fusionreg import hookspecs
+from fusionreg.benching import outdated
 from fusionreg.cli import commands  # noqa: F401  registers the commands
 from fusionreg.cli.main import app
 from fusionreg.core.bench import listing, results
@@ -157,7 +158,7 @@ def measured() -> str:
         if "fusionreg-bench/" not in path.read_text(encoding="utf-8")[:200]:
             continue  # figures of another program
         found = results.read(path)
-        lines += [f"### {found.gpu}", "", listing.markdown(found.rows)]
+        lines += [f"### {found.gpu}", "", listing.markdown(found.rows, outdated(found))]
         lines += [f"{listing.ceilings(run)[0].upper()}{listing.ceilings(run)[1:]}." for run in found.runs]
         lines.append("")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,15 +43,18 @@ def bench(
     stopped, and measures again what changed.
     """
     from fusionreg.benching import bench as measure
+    from fusionreg.benching import outdated
     from fusionreg.core.bench.results import PEERS, read
 
     if html is not None:
         from fusionreg.core.bench.page import require
 
         require()
+    old: Collection[tuple[str, str]] = ()
     if results is not None:
         found = read(results)
         rows, ok, said = found.rows, True, ""
+        old = outdated(found)
     else:
         with progress("measuring", quiet=json) as tell:
             outcome = measure(
@@ -68,15 +72,17 @@ def bench(
     if json:
         print_json(found.model_copy(update={"rows": rows}))
     else:
-        show_results(found, rows)
+        show_results(found, rows, old)
         typer.echo(said or f"{len(rows)} rows: {results}")
     if not ok:
         raise typer.Exit(FAILED)
 
 
-def show_results(found: Results, rows: tuple[Result, ...]) -> None:
+def show_results(
+    found: Results, rows: tuple[Result, ...], old: Collection[tuple[str, str]] = ()
+) -> None:
     """One line per workload, the ceilings of the runs they were measured in, and what was refused."""
-    from fusionreg.core.bench.listing import ceilings, header, line, peers_in, remarks
+    from fusionreg.core.bench.listing import CHANGED, ceilings, header, line, peers_in, remarks
 
     peers = peers_in(rows)
     table(found.gpu, header(rows), [line(r, peers) for r in rows])
@@ -84,6 +90,9 @@ def show_results(found: Results, rows: tuple[Result, ...]) -> None:
         typer.echo(ceilings(found.runs[run]))
     for remark in remarks(rows):
         typer.echo(remark)
+    for row in rows:
+        if row.key in old:
+            typer.echo(f"{row.fusion} {row.workload}: {CHANGED}")
 
 
 @app.command()

@@ -10,7 +10,7 @@ from .floors import Ceilings, Traffic
 from .measure import Bench, Check, Entrant, Outcome, measure
 from .results import Result, Results
 from .statistics import Spread, spread
-from .subject import Subject, subjects
+from .subject import Subject, outdated, subjects
 
 __all__ = [
     "Bench",
@@ -24,6 +24,7 @@ __all__ = [
     "Subject",
     "Traffic",
     "measure",
+    "outdated",
     "spread",
     "subjects",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from .results import PEERS, Result, Run
 
@@ -62,14 +62,17 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
+CHANGED = "measured on other kernels or parameters than are installed now"
 _PAGE = (
     "fusion", "workload", "kernel", "ours ms", "eager", "compile", "library", "floor", "of floor", "÷ best", "÷ goal",
     "instr/elem",
 )  # fmt: skip
 
 
-def markdown(rows: Iterable[Result]) -> str:
-    """A table for a page of documentation: one line per workload that was measured, of libraries the fastest alone."""
+def markdown(rows: Iterable[Result], outdated: Collection[tuple[str, str]] = ()) -> str:
+    """A table for a page of documentation: one line per workload that was measured, of libraries the fastest alone.
+    Rows that are ``outdated`` carry a mark, which a line under the table explains."""
+    rows = tuple(rows)
     lines = [f"| {' | '.join(_PAGE)} |", f"|{' --- |' * len(_PAGE)}"]
     for row in rows:
         if row.status != "measured":
@@ -77,10 +80,12 @@ def markdown(rows: Iterable[Result]) -> str:
         libraries = [(ms, c.name) for c in row.columns if not c.ours and (ms := row.ms(c.name))]
         best = min((x for x in libraries if x[1] not in ("eager", "compile")), default=None)
         library = f"{number(best[0])} {best[1]}" if best else "–"
-        graph = " (graph)" if row.mode == "g" else ""
+        graph = f"{' (graph)' if row.mode == 'g' else ''}{' †' if row.key in outdated else ''}"
         cells = dict(zip(header((row,)), line(row, peers_in((row,))), strict=True))
         cells |= {"fusion": f"`{row.fusion}`", "workload": f"{row.workload}{graph}", "library": library}
         lines.append(f"| {' | '.join(cells.get(title, '–') for title in _PAGE)} |")
+    if any(r.status == "measured" and r.key in outdated for r in rows):
+        lines += ["", f"† {CHANGED}."]
     return "\n".join(lines) + "\n"
 
 

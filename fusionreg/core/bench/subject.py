@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from itertools import product
@@ -27,6 +28,7 @@ from .floors import Traffic
 if TYPE_CHECKING:
     from ..registry.catalog import Catalog
     from ..registry.entries import FusionEntry
+    from .results import Results
 
 Tuning = Callable[["FusionEntry", Problem], Mapping[str, Mapping[str, Any]]]
 
@@ -152,3 +154,21 @@ def subjects(
         known = [w.name for entry in entries for w in entry.spec.workloads]
         raise UnknownNameError.among("workload", ", ".join(only or names) or "any", known)
     return (Subject.of(entry, workload, target, catalog.ops, tuned, multiprocessors) for entry, workload in wanted)
+
+
+def outdated(results: Results, catalog: Catalog, tuned: Tuning | None = None) -> frozenset[tuple[str, str]]:
+    """(fusion, workload) of rows that were measured on something else than what is there now: another kernel, launch,
+    workload or method. The environment is taken as it was then; no GPU is needed."""
+    found = set()
+    for row in results.rows:
+        facts = results.runs[row.run].environment
+        entry = catalog.get(row.fusion)
+        workload = next((w for w in entry.spec.workloads if w.name == row.workload), None) if entry else None
+        now = ""
+        if entry is not None and workload is not None:
+            number = int(facts["multiprocessors"]) if "multiprocessors" in facts else None
+            with suppress(FusionregError):
+                now = Subject.of(entry, workload, facts.get("target", ""), catalog.ops, tuned, number).digest(facts)
+        if now != row.digest:
+            found.add(row.key)
+    return frozenset(found)

@@ -9,7 +9,7 @@ import graphs as kit
 import plugin_kit
 import pytest
 
-from fusionreg.core.bench import Ceilings, Check, Entrant, Subject, measure, subjects
+from fusionreg.core.bench import Ceilings, Check, Entrant, Subject, measure, outdated, subjects
 from fusionreg.core.bench.measure import ROUNDS, Prepared, compete
 from fusionreg.core.bench.results import Results, file_name, read
 from fusionreg.core.errors import FusionregError, LaunchError, ModelError, UnknownNameError
@@ -332,3 +332,23 @@ def test_a_lost_device_ends_the_run(every, tmp_path) -> None:
     assert not any(c.time for c in found.rows[1].columns) and bench.log[-1] == "check eager"
     again = go(every, FakeBench(), tmp_path)
     assert (again.measured, again.kept) == (2, 1) and again.ok and not again.lost
+
+
+def test_rows_of_other_kernels_are_outdated(tmp_path) -> None:
+    """What a row stands for is worked out again in the environment that it was measured in."""
+    rows = (Workload(name="w", axes={"M": 8, "N": 32}, dtypes={"T": "float32"}),)
+    facts = {"target": "sm_90a", "multiprocessors": "132", "gpu": "NVIDIA Fake 9"}
+
+    def made(folder, text=plugin_kit.ADD_RELU, workloads=rows):
+        return plugin_kit.catalog(tmp_path / folder, {"k.cu.j2": text}, plugin_kit.add_relu(workloads=workloads))
+
+    catalog = made("a")
+    subject = Subject.of(catalog["acme.add_relu"], rows[0], "sm_90a", OPS, multiprocessors=132)
+    found = go([subject], FakeBench(**facts), tmp_path / "out").results
+    assert outdated(found, catalog) == frozenset() and outdated(found, made("same")) == frozenset()
+    key = {("acme.add_relu", "w")}
+    assert outdated(found, made("b", plugin_kit.ADD_RELU.replace("256LL", "256LL + 0LL"))) == key
+    assert outdated(found, made("c", workloads=())) == key
+    wider = rows[0].model_copy(update={"axes": {"M": 16, "N": 32}})
+    assert outdated(found, made("d", workloads=(wider,))) == key
+    assert outdated(found, plugin_kit.catalog(tmp_path / "e", {}, prefix="other")) == key

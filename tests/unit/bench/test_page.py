@@ -136,6 +136,9 @@ def test_markdown_has_the_measured_rows_alone(found) -> None:
     assert len(lines) == 2 + 3 and all(x.count("|") == lines[0].count("|") for x in lines)
     assert lines[3].startswith("| `gemm.scale_bias` | 16x14336x4096-bf16 (graph) | tensor_core | 0.04 | 0.05 | – | – |")
     assert "| 2.5 | 1.6 | 1.5 epilogue | 1.38 | 69% |" in lines[2]
+    marked = listing.markdown(found.rows, {found.rows[0].key}).splitlines()
+    assert "8192x8192x8192-bf16 † |" in marked[2] and marked[3:5] == lines[3:5] and marked[-1].startswith("† measured")
+    assert listing.markdown(found.rows, {found.rows[2].key}) == listing.markdown(found.rows)
 
 
 def test_numbers() -> None:

@@ -48,6 +48,7 @@ def test_an_unknown_fusion(cli) -> None:
 def test_results_are_shown(cli, file) -> None:
     ran = cli("bench", "--results", file)
     assert ran.code == 0 and "acme.add_relu" in ran.out and "50%" in ran.out and "copy 1:1 4.00 TB/s" in ran.out
+    assert "acme.add_relu small: measured on other kernels" in ran.out
     assert cli("bench", "--results", file, "--json").json["rows"][0]["chosen"] == "plain"
     assert cli("bench", "--results", file.with_name("none.json")).code == 1
 
