@@ -70,7 +70,7 @@ def entries(catalog: Catalog) -> Iterator[dict[str, Any]]:
 
 def _keys(entry: FusionEntry, kernel: KernelEntry) -> set[str]:
     """What a kernel is called in evidence: its key, and its keys in the fusion's members."""
-    members = {k.key for m in entry.members for k in m.kernels if k.name == kernel.name}
+    members = {k.key for m in entry.members for k in m.kernels if k.name == kernel.name and not k.spec.pending}
     return members if entry.spec.open else members | {kernel.key}
 
 

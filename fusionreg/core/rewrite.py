@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .dtypes import dtype
 from .errors import FusionregError, GraphError
@@ -69,7 +69,13 @@ def extract(
     return Graph(name, tuple(inputs), tuple(outputs), tuple(chosen), FrozenDict(values), FrozenDict(constants)).check()
 
 
-def apply(graph: Graph, matches: Iterable[Match], catalog: Mapping[str, Any]) -> Graph:
+class Fusions(Protocol):
+    """Fusion name → entry with ``spec``: a catalog, or a mapping."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+def apply(graph: Graph, matches: Iterable[Match], catalog: Fusions) -> Graph:
     """The graph with every match as one ``fused::`` node.
 
     Each takes the fusion's inputs in the spec's order (``""`` where absent), has attributes and choices as attributes,

@@ -244,6 +244,8 @@ class Region(Record):
     """Problems whose speed is measured."""
     tags: tuple[str, ...] = ()
     """Free words to filter by."""
+    pending: str = ""
+    """Why the kernels count as pending for this program; empty when they do not."""
 
 
 #: The pattern of an open fusion: any point-wise operators.

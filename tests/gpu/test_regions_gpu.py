@@ -16,7 +16,7 @@ class Chain(torch.nn.Module):
 
     def forward(self, x, r, bias):
         h = torch.nn.functional.silu(x * 1.5 + bias)
-        h = torch.where(h > 0.1, h, h * 0.2) + r
+        h = torch.where(h > 0.0, h, h * 0.2) + r
         m = h.mean(-1, keepdim=True)
         return (h - m).abs().clamp(max=2.0).exp() * bias, h
 

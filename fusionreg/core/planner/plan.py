@@ -108,8 +108,8 @@ def plan(
             does not lose its nodes to a better one.
         accepts: match → why no kernel can serve it, None where one can.
         fusions: fusion name → entry with ``kernels``; needed by ``conservative``.
-        regions: names of nodes that are spoken for → the point-wise regions of what is left. Captured matches are chosen
-            from those, once the others are: any part of a region is a region too.
+        regions: names of nodes that are spoken for → the point-wise regions of what is left. Captured matches are
+            chosen from those, once the others are: any part of a region is a region too.
 
     :class:`UnknownNameError` for another policy.
     """

@@ -44,7 +44,7 @@ def derive(base: FusionEntry, region: Region, ops: Mapping[str, OpSpec]) -> Fusi
     if entry is None:
         raise errors[0]
     kernels = tuple(
-        replace(k, spec=k.spec.model_copy(update={"fusion": spec.name}))
+        replace(k, spec=k.spec.model_copy(update={"fusion": spec.name, "pending": k.spec.pending or region.pending}))
         for k in base.kernels
         if set(region.slots) <= set(k.spec.regions)
     )

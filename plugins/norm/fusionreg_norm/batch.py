@@ -53,10 +53,9 @@ THREADS = 512
 
 
 def _kernels(
-    direction: str, tensors: tuple[str, ...], moved: int, add: bool, unproven: tuple[str, ...] = ()
+    direction: str, tensors: tuple[str, ...], moved: int, add: bool
 ) -> tuple[KernelSpec, ...]:
-    """``tensors``: all [N C S]; ``moved``: how many of them are read or written, one read twice counting twice;
-    ``unproven``: kernels that no GPU has run all cases of.
+    """``tensors``: all [N C S]; ``moved``: how many of them are read or written, one read twice counting twice.
 
     Measured on an H200: copying ahead pays but for three tensors at once; row-major, forward kernels like two smaller
     blocks to a multiprocessor.
@@ -71,7 +70,6 @@ def _kernels(
     ) -> KernelSpec:
         return KernelSpec(
             name=name,
-            pending=PENDING if name in unproven else "",
             template=f"batch_{direction}.cu.j2",
             constants={**flags, "PLAIN": "0", "THREADS": str(THREADS), **constants},
             grid=grid,
@@ -126,7 +124,6 @@ def _kernels(
         ),
         KernelSpec(
             name="plain",
-            pending=PENDING if "plain" in unproven else "",
             template=f"batch_{direction}_plain.cu.j2",
             summary="a channel of any memory order to a block",
             strides=tensors,
@@ -207,7 +204,7 @@ BATCHNORM_RELU_BACKWARD = _fusion(
     inputs={"dy": MAP, "x": MAP, "scale": CHANNEL, "bias": CHANNEL, **_SAVED},
     layouts={"dx": "x"},
     outputs={"dx": MAP, "dscale": CHANNEL, "dbias": CHANNEL},
-    kernels=_kernels("backward", ("dy", "x", "dx"), 5, add=False, unproven=("planes",)),
+    kernels=_kernels("backward", ("dy", "x", "dx"), 5, add=False),
 )
 
 BATCHNORM_ADD_RELU_BACKWARD = _fusion(

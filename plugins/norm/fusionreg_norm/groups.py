@@ -12,7 +12,7 @@ from typing import Any
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance
 
 from .groups_workloads import workloads
-from .rows import DROPOUT, EPSILON, PENDING, RNG
+from .rows import DROPOUT, EPSILON, RNG
 
 MAP = "T[N C S ...]"
 AXES = {"N": "samples", "C": "channels", "S": "pixels: all spatial axes in one"}
@@ -89,7 +89,6 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
     return (
         KernelSpec(
             name="plain",
-            pending=PENDING,
             template="group_forward_plain.cu.j2",
             summary="a group of any size and memory order to a block, read three times",
             strides=("x", "y"),
@@ -139,7 +138,6 @@ def _chip(
     memory = f"{held} + C // groups * 16"
     return KernelSpec(
         name=name,
-        pending=PENDING,
         template=f"group_forward_{'stream' if grid else 'chip'}.cu.j2",
         summary=summary,
         targets=LARGE if grid else "sm_90+",
@@ -171,7 +169,6 @@ def _last(
     rate = f"(2e12 if {width} * bits(T) >= 1024 else 1.7e12) + SLICE * 3e-7"
     return KernelSpec(
         name=name,
-        pending=PENDING,
         template="group_forward_last.cu.j2",
         summary=summary,
         targets=LARGE if grid else "sm_90+",
@@ -265,7 +262,6 @@ SWISH_DROPOUT = FusionSpec(
     kernels=(
         KernelSpec(
             name="elements",
-            pending=PENDING,
             template="swish_dropout.cu.j2",
             summary="16 bytes a thread and turn",
             params={"VEC": (8, 4, 1), "THREADS": (256,)},

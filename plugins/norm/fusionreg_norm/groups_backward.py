@@ -11,7 +11,7 @@ from fusionreg.core.spec import Case, FusionSpec, KernelSpec, Tolerance
 
 from .groups import AFFINE, AXES, DIVIDES, GROUP_TOLERANCE, GROUPS, MAP, NORM_STEP, SWISH_DROPOUT, group_cases
 from .groups_backward_workloads import workloads
-from .rows import DROPOUT, EPSILON, PENDING, RNG
+from .rows import DROPOUT, EPSILON, RNG
 
 #: Whether 16-byte accesses reach every channel of x, dy and dx, in the order of the shape.
 WHOLE = (
@@ -85,7 +85,6 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
     return (
         KernelSpec(
             name="plain",
-            pending=PENDING,
             template="group_backward_plain.cu.j2",
             summary="a group of any size and memory order to a block, x read four times and dy twice",
             strides=("dy", "x", "dx"),
@@ -101,7 +100,6 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
         ),
         KernelSpec(
             name="last",
-            pending=PENDING,
             template="group_backward_last.cu.j2",
             summary="channels last: some samples at a time over all blocks, x read three times and dy twice",
             strides=("dy", "x", "dx"),
@@ -123,7 +121,6 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
         ),
         KernelSpec(
             name="team",
-            pending=PENDING,
             template="group_backward_team.cu.j2",
             summary="a group in the registers of a team of blocks, read once, the next groups on their way",
             targets=("sm_90+",),
@@ -150,7 +147,6 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
         ),
         KernelSpec(
             name="cluster",
-            pending=PENDING,
             template="group_backward_cluster.cu.j2",
             summary="a group in the registers of a cluster, read once, the next groups on their way",
             targets=("sm_90+",),
@@ -227,7 +223,6 @@ SWISH_DROPOUT_BACKWARD = FusionSpec(
     kernels=(
         KernelSpec(
             name="elements",
-            pending=PENDING,
             template="swish_dropout_backward.cu.j2",
             summary="16 bytes a thread and turn",
             params={"VEC": (8, 4, 1), "THREADS": (256,)},

@@ -7,8 +7,6 @@ from typing import Any
 
 from fusionreg.core.spec import KernelSpec
 
-PENDING = "no GPU has run all its cases yet"
-
 #: Rows that a block of about THREADS threads works on; each that is spread over several warps needs a barrier, and a
 #: block has 15 beside its own.
 GROUPS = "max(1, min(THREADS // LANES, 15 if LANES > 32 else 32))"
@@ -125,7 +123,6 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
     return (
         KernelSpec(
             name="stream",
-            pending=PENDING,
             template="row_backward_stream.cu.j2",
             summary="blocks that stay; x and dy read once, sums over rows in registers to the end",
             requires=(

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Region, Tolerance
 
-from .row_kernels import PENDING as PENDING  # what the package's other families say too
 from .row_kernels import backward, forward
 from .workloads import workloads
 

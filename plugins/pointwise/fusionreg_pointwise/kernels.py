@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec
 
-PENDING = "no GPU has run all its cases yet"
-
 #: Blocks of a grid along y and z.
 MOST = 65535
 
@@ -23,7 +21,6 @@ def _padded(axis: str) -> str:
 
 VECTOR = KernelSpec(
     name="vector",
-    pending=PENDING,
     template="region.cu.j2",
     summary="runs of up to 16 bytes of every operand that has them",
     regions="*",
@@ -41,7 +38,6 @@ VECTOR = KernelSpec(
 
 STRIDED = KernelSpec(
     name="strided",
-    pending=PENDING,
     template="region.cu.j2",
     summary="any strides, an element at a time",
     regions="*",
@@ -55,7 +51,6 @@ STRIDED = KernelSpec(
 
 TRANSPOSED = KernelSpec(
     name="transposed",
-    pending=PENDING,
     template="region_transposed.cu.j2",
     summary="operands contiguous along another axis go through shared memory, so that every access is a run",
     regions="*",

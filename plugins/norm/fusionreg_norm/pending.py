@@ -1,0 +1,27 @@
+"""Kernels that dispatch must not choose yet."""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import FusionSpec
+
+REASON = "no GPU has run all its cases as it now is"
+
+#: Fusion → kernels without evidence from a GPU.
+UNPROVEN = {
+    "norm.batchnorm_relu_backward": ("planes",),
+    "norm.groupnorm_swish": ("cluster", "stream"),
+    "norm.groupnorm_swish_backward": ("cluster", "last", "team"),
+    "norm.groupnorm_swish_dropout": ("cluster", "stream", "last_stream"),
+    "norm.groupnorm_swish_dropout_backward": ("cluster", "last", "team"),
+    "norm.layernorm_backward": ("stream",),
+    "norm.residual_rmsnorm_backward": ("stream",),
+    "norm.rmsnorm_backward": ("stream",),
+    "norm.swish_dropout": ("elements",),
+}
+
+
+def with_pending(spec: FusionSpec) -> FusionSpec:
+    """The fusion with its unproven kernels marked."""
+    unproven = UNPROVEN.get(spec.name, ())
+    kernels = tuple(k.model_copy(update={"pending": REASON}) if k.name in unproven else k for k in spec.kernels)
+    return spec.model_copy(update={"kernels": kernels})
