@@ -95,7 +95,10 @@ def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent =
 
 def _lead(entry: FusionEntry, kernel: KernelEntry, plain: Sequence[Trial]) -> int:
     """Which of the rows has every edge in ``quick``: each kernel of a fusion begins at the next dtypes."""
-    order = list(product(*entry.spec.dtypes.values()))
+    names = set(entry.spec.dtypes)
+    told = [c for c in entry.constraints if c.names and c.names <= names]
+    every = product(*entry.spec.dtypes.values())
+    order = [d for d in every if all(c(dict(zip(entry.spec.dtypes, d, strict=True))) for c in told)]
     start = zlib.crc32(entry.name.encode()) + entry.kernels.index(kernel)
     turned = [order[(start + i) % len(order)] for i in range(len(order))]
     return min(range(len(plain)), key=lambda i: turned.index(tuple(plain[i].dtypes.values())), default=0)

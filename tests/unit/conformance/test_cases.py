@@ -36,7 +36,7 @@ def test_edges_of_every_axis_are_there(catalog):
         assert set(extents) <= {t.axes[axis] for t in trials}
     assert {(), (2, 3), (0,)} <= {t.leading for t in trials}
     assert any(len(set(t.axes.values())) == 1 for t in trials)
-    assert {layout for t in trials for layout in t.layouts.values()} == set(LAYOUTS) - {"contiguous"}
+    assert {layout for t in trials for layout in t.layouts.values()} == set(LAYOUTS) - {"contiguous", "channels_last"}
     assert {dtype for t in trials for dtype in t.dtypes.values()} == set(entry.spec.dtypes["T"])
 
 
@@ -66,16 +66,17 @@ def test_quick_compiles_few_units_and_the_family_covers_more_than_one_kernel_doe
 
 def test_quick_tries_each_kernel_of_a_fusion_on_every_edge_of_another_dtype():
     for entry in load(allow=("gemm", "norm")).entries():
-        edged = []
+        edged, every = [], set()
         for kernel in entry.kernels:
             trials = derive(entry, kernel, TARGET, "quick")
             full = {t.dtype for t in trials if t.name.endswith("-square")}
             assert len(full) == 1, "edges in one dtype alone"
             edged += full
             accepted = {t.dtype for t in trials if t.name.endswith("-tails")}
+            every |= accepted
             for name in ("tails", "overflow", f"special-{next(iter(entry.inputs))}"):
                 assert {t.dtype for t in trials if t.name.endswith(name)} == accepted
-        assert len(set(edged)) == len(edged)
+        assert len(set(edged)) == min(len(edged), len(every)), entry.name
 
 
 def test_quick_reaches_beyond_one_pass_of_a_block():
