@@ -88,9 +88,14 @@ def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent =
         found.append(row.with_(f"{tag}-sweep", axes=axes, values=_swept(entry)))
     for case in entry.cases:
         for i, (row, trial) in enumerate(zip(defaults, _declared(entry, case, defaults, base, target), strict=True)):
-            if not quick or i == lead or _same_unit(entry, kernel, row, trial, target):
+            if not quick or i == lead or _states_numbers(case) or _same_unit(entry, kernel, row, trial, target):
                 found.append(trial)
     return tuple(t for t in found if coverage.problem_of(entry, t, target) is not None)
+
+
+def _states_numbers(case: Case) -> bool:
+    """Whether the case is about the range of one dtype: which one, only all of them together tell."""
+    return any(value.lstrip("-")[:1].isdigit() for value in case.values.values())
 
 
 def _lead(entry: FusionEntry, kernel: KernelEntry, plain: Sequence[Trial]) -> int:
