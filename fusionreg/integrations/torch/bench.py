@@ -88,7 +88,7 @@ class TorchBench:
     def prepare(self, subject: Subject) -> Iterator[Prepared]:
         """Arrays on the GPU, references computed, entrants ready; TF32 is off inside."""
         with _settings():
-            place = Workplace(subject, self.catalog, "cuda", self._cache, self._sample)
+            place = Workbench(subject, self.catalog, "cuda", self._cache, self._sample)
             try:
                 yield Prepared(place.entrants(self.peers), place.code)
             finally:
@@ -101,7 +101,7 @@ class TorchBench:
     def trials(self, subject: Subject) -> Iterator[Callable[[KernelEntry, Mapping[str, Any]], Entrant]]:
         """As :meth:`prepare`, for kernels with parameters of the caller's; see ``core.bench.tuning``."""
         with _settings():
-            yield Workplace(subject, self.catalog, "cuda", self._cache, self._sample).ours
+            yield Workbench(subject, self.catalog, "cuda", self._cache, self._sample).ours
         if not self.lost():
             torch.cuda.empty_cache()
 
@@ -148,7 +148,7 @@ def _settings() -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-class Workplace:
+class Workbench:
     """One workload with its arrays on one device.
 
     Args:

@@ -21,7 +21,7 @@ from fusionreg.core.frozen import FrozenDict  # noqa: E402
 from fusionreg.core.registry.catalog import load  # noqa: E402
 from fusionreg.core.spec import Tolerance, Workload  # noqa: E402
 from fusionreg.integrations.torch import bench as home  # noqa: E402
-from fusionreg.integrations.torch.bench import TorchBench, Workplace  # noqa: E402
+from fusionreg.integrations.torch.bench import TorchBench, Workbench  # noqa: E402
 from fusionreg.integrations.torch.bench_arrays import Verifier, arrays_of  # noqa: E402
 from fusionreg.integrations.torch.library_peers import library_peers  # noqa: E402
 from fusionreg.integrations.torch.peers import torch_module  # noqa: E402
@@ -46,8 +46,8 @@ def gemm(fusion: str = "gemm.scale_bias", mode: str = "b", activation: str = "Ge
     return Subject.of(entry, workload, "sm_90a", OPS)
 
 
-def place_of(subject: Subject, catalog=None) -> Workplace:
-    return Workplace(subject, catalog or load(), "cpu", None, never)
+def place_of(subject: Subject, catalog=None) -> Workbench:
+    return Workbench(subject, catalog or load(), "cpu", None, never)
 
 
 @no_gpu
