@@ -16,7 +16,6 @@ from pathlib import Path
 
 import transformer_encoder
 
-
 #: Of each family what it is about: tensor cores, rows kept in registers, a dropout mask that nobody stores, and twelve
 #: point-wise operators in one kernel.
 SHOWN = ("gemm.bias", "norm.layernorm", "norm.gelu_dropout_layernorm", "pointwise.region.twelve")
