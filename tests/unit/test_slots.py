@@ -144,6 +144,17 @@ def test_reader_that_waits_for_the_match_elsewhere_stays_outside(catalog):
     assert grown(graph, catalog) == []
 
 
+def test_other_readers_are_taken_all_the_same(catalog):
+    g = Build()
+    s = g("Softmax", g.input("x"))
+    m = g("ReduceMax", s, shape=(3, 1))
+    graph = g.done(g("Sub", s, m), g("Neg", s))
+    (match,) = grown(graph, catalog)
+    assert sorted(graph.node_by_name[n].op for n in match.nodes) == ["Neg", "Softmax"]
+    assert set(match.outputs) == {"y", "out0"}
+    same_values(graph, match, catalog)
+
+
 def test_operands_a_kernel_could_not_index_stay_outside(catalog):
     g = Build()
     shape = (2, 3, 4)
