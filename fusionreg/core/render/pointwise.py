@@ -16,6 +16,8 @@ from ..dtypes import dtype
 from ..errors import FusionregError, GraphError, RenderError
 from ..ops import complete
 from ..ops.cuda import SHARED, operand_names, serves_double, steps, text_for, words
+from ..pattern.instantiate import instantiate
+from ..problem import Problem
 from ..spec import OpSpec
 from .conversions import CONVERSIONS
 from .ctypes import alias, compute_type, literal, unsigned
@@ -24,6 +26,7 @@ from .values import identifier
 
 if TYPE_CHECKING:
     from ..ir import Graph, Node, Value
+    from ..registry.entries import FusionEntry
 
 #: What holds the functions of ``SHARED``; it may stand in a unit more than once.
 _SHARED = "pointwise.cuh.j2"
@@ -75,6 +78,15 @@ def _refused(spec: OpSpec, dtypes: list[str], result: str, attributes: Mapping[s
         if not isinstance(value, str | int | float):
             return f"{spec.name} with {name}={value!r}"
     return ""
+
+
+def pattern_graph(entry: FusionEntry, problem: Problem) -> Graph:
+    """A fusion's pattern at a problem, extents as a kernel sees them; :class:`FusionregError` where it does not fit."""
+    shapes = {name: t.shape for name, t in list(problem.tensors.items())[: problem.inputs] if t is not None}
+    return instantiate(
+        entry.patterns[0], entry.spec, dtypes=problem.dtypes, shapes=shapes, ops=entry.ops, choices=problem.choices,
+        attributes=problem.attributes, absent=[name for name in entry.inputs if name not in shapes],
+    )  # fmt: skip
 
 
 def device_function(name: str, graph: Graph, ops: Mapping[str, OpSpec]) -> str:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from ..dtypes import dtype
 from ..errors import FusionregError, RenderError
-from ..pattern.instantiate import instantiate
 from ..problem import Problem
 from ..problem.iteration import Iteration, Operand, Step, iteration
 from .ctypes import compute_type
-from .pointwise import device_function
+from .pointwise import device_function, pattern_graph
 from .prelude import Argument
 from .values import Code, identifier
 
@@ -175,14 +174,8 @@ def arguments(entry: FusionEntry, kernel: KernelEntry, problem: Problem, workspa
 def region(entry: FusionEntry, problem: Problem, whom: str) -> Region:
     """The region of a problem; :class:`RenderError` where its pattern has no CUDA form."""
     it = iteration(problem)
-    shapes = {name: t.shape for name, t in list(problem.tensors.items())[: problem.inputs] if t is not None}
-    absent = [name for name in entry.inputs if name not in shapes]
     try:
-        graph = instantiate(
-            entry.patterns[0], entry.spec, dtypes=problem.dtypes, shapes=shapes, ops=entry.ops,
-            choices=problem.choices, attributes=problem.attributes, absent=absent,
-        )  # fmt: skip
-        text = device_function(FUNCTION, graph, entry.ops)
+        text = device_function(FUNCTION, pattern_graph(entry, problem), entry.ops)
     except RenderError:
         raise
     except FusionregError as e:

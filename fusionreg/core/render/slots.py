@@ -24,13 +24,12 @@ from ..dtypes import dtype
 from ..errors import FusionregError, RenderError
 from ..frozen import FrozenDict
 from ..ir import Graph
-from ..pattern.instantiate import instantiate
 from ..problem import Problem
 from ..registry.entries import Slot
 from ..rewrite import extract
 from ..tensors import TensorType
 from .ctypes import compute_type
-from .pointwise import device_function
+from .pointwise import device_function, pattern_graph
 from .values import Code, identifier
 
 if TYPE_CHECKING:
@@ -70,8 +69,12 @@ def slots(entry: FusionEntry, kernel: KernelEntry, problem: Problem) -> Slots:
         filled = entry.slots.get(name)
         function = ""
         if filled is not None:
-            graph = graph or _graph(entry, problem, kernel.key)
-            function = _function(entry, graph, filled, kernel.key)
+            try:
+                graph = graph or pattern_graph(entry, problem)
+                function = _function(entry, graph, filled)
+            except FusionregError as e:
+                expected = "point-wise operators that have a CUDA form"
+                raise RenderError("cannot render", kernel.key, str(e), expected) from None
         kind = entry.tensors[name] if filled is None else filled.type
         writer = _Writer(name, kind, entry, problem, filled)
         definitions += filter(None, (function, writer.output() if writer.writes else writer.input()))
@@ -79,36 +82,15 @@ def slots(entry: FusionEntry, kernel: KernelEntry, problem: Problem) -> Slots:
     return Slots(Code("\n".join(definitions)), FrozenDict(made))
 
 
-def _graph(entry: FusionEntry, problem: Problem, whom: str) -> Graph:
-    shapes = {name: t.shape for name, t in list(problem.tensors.items())[: problem.inputs] if t is not None}
-    absent = [name for name in entry.inputs if name not in shapes]
-    try:
-        return instantiate(
-            entry.patterns[0], entry.spec, dtypes=problem.dtypes, shapes=shapes, ops=entry.ops,
-            choices=problem.choices, attributes=problem.attributes, absent=absent,
-        )  # fmt: skip
-    except FusionregError as e:
-        raise RenderError("cannot render", whom, str(e), "a program that fits its tensors") from None
-
-
-def _function(entry: FusionEntry, graph: Graph, slot: Slot, whom: str) -> str:
+def _function(entry: FusionEntry, graph: Graph, slot: Slot) -> str:
     """The operators at a slot: of an input, of what stands in front of it; of an output, of it and what it meets."""
-    at = {v for v in graph.values if v == slot.name}
-    made = {o for n in graph.nodes for o in n.outputs}
-    if not at & made:
-        raise RenderError("cannot render", whom, f"nothing computes {slot.name!r}", "operators at the slot")
+    reads = [i for i in slot.inputs if i in graph.inputs]
     if slot.before:
-        nodes = _before(graph, slot.name)
-        inputs, outputs = [i for i in slot.inputs if i in graph.inputs], [slot.name]
+        nodes, inputs, outputs = _before(graph, slot.name), reads, [slot.name]
     else:
-        nodes = _behind(graph, slot.name)
-        inputs, outputs = [slot.name, *(i for i in slot.inputs if i in graph.inputs)], list(slot.outputs)
-        outputs = [o for o in outputs if o != slot.name]
-    try:
-        part = extract(graph, nodes, slot.name, inputs, outputs)
-        return device_function(f"fr_at_{slot.name}", part, entry.ops)
-    except FusionregError as e:
-        raise RenderError("cannot render", whom, str(e), "point-wise operators that have a CUDA form") from None
+        nodes, inputs = _behind(graph, slot.name), [slot.name, *reads]
+        outputs = [o for o in slot.outputs if o != slot.name]
+    return device_function(f"fr_at_{slot.name}", extract(graph, nodes, slot.name, inputs, outputs), entry.ops)
 
 
 def _before(graph: Graph, value: str) -> list[str]:
