@@ -150,6 +150,7 @@ ITERATION = {
     "widest": "most consecutive elements that one access may move, by extents, strides and alignments",
     "tile_widest": "the same where transposed operands pass through shared memory",
     "staged_bytes": "bytes of one element of each transposed operand together; 0 where there are none",
+    "returned_bytes": "the same of those among them that are outputs",
     "traffic": "bytes of all tensors",
     "gathered_bytes": "bytes of one element of each operand that a vector takes an element at a time, together",
     "scattered": "bytes of memory sectors between the elements of operands that stride along the last axis",
@@ -248,6 +249,22 @@ class Region(Record):
     """Why the kernels count as pending for this program; empty when they do not."""
 
 
+class Backward(Record):
+    """The fusion that computes the gradients of another one.
+
+    By convention its inputs are ``d<output>``, the gradient of an output of the forward fusion, and inputs and outputs
+    of the forward fusion by their own names; its outputs are ``d<input>``. What differs is listed here. An output whose
+    gradient it does not read is not differentiable; an input whose gradient it does not give cannot have one.
+    """
+
+    fusion: Name
+    """Its name."""
+    inputs: FrozenDict[Identifier, Identifier] = EMPTY
+    """Input of the backward fusion → the forward tensor that it is, where that has another name."""
+    gradients: FrozenDict[Identifier, Identifier] = EMPTY
+    """Forward input → the output of the backward fusion that is its gradient, where that is not ``d<input>``."""
+
+
 #: The pattern of an open fusion: any point-wise operators.
 REGION = "region"
 #: The line of a region's program that stands for the pattern of the fusion that it is around.
@@ -287,6 +304,11 @@ class FusionSpec(Record):
     """What a site binds besides tensors."""
     constraints: Texts = ()
     """Conditions that make the fusion legal, all of which must hold."""
+    backward: Backward | None = None
+    """The fusion that computes its gradients; None where training does without it."""
+    autocast: Literal["lower", "float32", "promote"] = "promote"
+    """What torch's autocast does to floating inputs whose dtype is a variable: ``lower`` casts them to the autocast
+    dtype, as for matrix products, ``float32`` casts them up, ``promote`` casts those of one variable to the widest."""
     cases: tuple[Case, ...] = ()
     """Conformance cases beyond the derived ones."""
     tolerances: tuple[Tolerance, ...] = ()

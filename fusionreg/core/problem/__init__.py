@@ -4,12 +4,12 @@
 >>> selection = select(entry, problem)
 """
 
-from .binding import bind
+from .binding import Outline, bind, outlines
 from .geometry import Launch, launch_geometry
 from .selection import Candidate, Preferences, Refusal, Selection, combinations, select
 from .types import Problem, Tensor
 
 __all__ = [
-    "Candidate", "Launch", "Preferences", "Problem", "Refusal", "Selection", "Tensor", "bind", "combinations",
-    "launch_geometry", "select",
+    "Candidate", "Launch", "Outline", "Preferences", "Problem", "Refusal", "Selection", "Tensor", "bind",
+    "combinations", "launch_geometry", "outlines", "select",
 ]  # fmt: skip

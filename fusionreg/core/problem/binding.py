@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import targets
 from .. import tensors as tensor_texts
@@ -14,7 +15,7 @@ from ..errors import ArgumentError, ExpressionError, MisfitError, UnknownNameErr
 from ..frozen import FrozenDict
 from ..spec import AttributeSpec
 from ..tensors import Form, TensorType
-from .types import Problem, Tensor, output_shape
+from .types import Problem, Tensor
 
 if TYPE_CHECKING:
     from ..registry.catalog import FusionEntry
@@ -42,47 +43,98 @@ def bind(
 
     Raises: :class:`MisfitError` with ``facts`` fusion and, where it applies, tensor or attribute.
     """
-    given = {name: t for name, t in tensors.items() if t is not None}
-    _check_names(entry, given, attributes)
-    values, choices = _keywords(entry, given, attributes)
-    dtypes = _dtypes(entry, given, attributes)
-    present = {name: t for name, t in given.items() if name in entry.inputs}
-    try:
-        bound = tensor_texts.bind(entry.inputs, {name: t.shape for name, t in present.items()})
-    except ArgumentError as e:
-        name = str(e.facts["tensor"])
-        raise _wrong(entry, f"{name} has shape {e.found}", e.expected, tensor=name, shape=e.facts["shape"]) from None
+    seen = _look(entry, tensors, attributes)
+    given, bound = seen.given, seen.bound
     axes: dict[str, int] = {k: int(v) for k, v in bound.axes.items()}
     leading = tuple(int(d) for d in bound.leading)
-    sized = {**{k: v for k, v in values.items() if type(v) is int}, **axes}
-    clash = next((k for k, v in values.items() if k in axes and type(v) is int and v != axes[k]), None)
-    if clash:
-        raise _wrong(entry, f"{clash} = {axes[clash]} by the inputs' shapes", f"{clash} = {values[clash]} as passed")
     all_tensors: dict[str, Tensor | None] = {
-        name: present[name].folded(bound.forms[name]) if name in present else None for name in entry.inputs
+        name: given[name].folded(bound.forms[name]) if name in given else None for name in entry.inputs
     }
     forms = {name: entry.inputs[name].forms.index(form) for name, form in bound.forms.items()}
     shapes: dict[str, tuple[int, ...]] = {}
     strides: dict[str, tuple[int, ...]] = {}
     for name, type_ in entry.outputs.items():
-        form = _output_form(entry, name, type_, sized, bound.folds, leading)
-        forms[name], shapes[name] = type_.forms.index(form), output_shape(form, sized, leading)
-        like = given.get(entry.spec.layouts.get(name, ""))
-        output = _output(entry, name, given.get(name), dtypes.get(type_.dtype, type_.dtype), shapes[name], like)
+        form, expected = seen.output(entry, name)
+        forms[name], shapes[name] = type_.forms.index(form), expected.shape
+        output = _brought(entry, name, given.get(name), expected) or expected.laid_out()
         if not output.is_contiguous:
             strides[name] = output.strides
         all_tensors[name] = output.folded(form)
     if bound.folds:
         axes[bound.folds] *= prod(leading)
     problem = Problem(
-        fusion=entry.spec.name, dtypes=FrozenDict(dtypes), axes=FrozenDict(axes), leading=leading,
-        attributes=FrozenDict(values), choices=FrozenDict(choices), tensors=FrozenDict(all_tensors),
+        fusion=entry.spec.name, dtypes=FrozenDict(seen.dtypes), axes=FrozenDict(axes), leading=leading,
+        attributes=FrozenDict(seen.values), choices=FrozenDict(seen.choices), tensors=FrozenDict(all_tensors),
         forms=FrozenDict(forms), shapes=FrozenDict(shapes), inputs=len(entry.inputs), target=target,
         multiprocessors=targets.target(target).multiprocessors if multiprocessors is None else multiprocessors,
         strides=FrozenDict(strides), slots=FrozenDict({n: (*s.inputs, *s.outputs) for n, s in entry.slots.items()}),
     )  # fmt: skip
     _check_constraints(entry, problem)
     return problem
+
+
+class Outline(NamedTuple):
+    """An output as a call allocates it; ``strides``: None where it is row-major."""
+
+    dtype: str
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...] | None
+
+    def laid_out(self) -> Tensor:
+        made = Tensor.contiguous(self.dtype, self.shape)
+        return made if self.strides is None else replace(made, strides=self.strides)
+
+
+def outlines(
+    entry: FusionEntry, tensors: Mapping[str, Tensor | None], attributes: Mapping[str, Any]
+) -> dict[str, Outline]:
+    """The outputs of a call, by name, as :func:`bind` has them; the constraints are not looked at.
+
+    Extents and strides may be any numbers that can be multiplied and compared: what a tracer has instead of numbers is
+    asked no more than is needed to see that the shapes fit.
+    """
+    seen = _look(entry, tensors, attributes)
+    return {name: seen.output(entry, name)[1] for name in entry.outputs}
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A call whose tensors and keywords fit the fusion; extents are as they came."""
+
+    given: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+    choices: Mapping[str, str]
+    dtypes: Mapping[str, str]
+    bound: tensor_texts.Bound
+
+    def output(self, entry: FusionEntry, name: str) -> tuple[Form, Outline]:
+        """The form that an output takes, and what is allocated for it."""
+        axes: dict[str, Any] = {k: v for k, v in self.values.items() if type(v) is int}
+        axes |= self.bound.axes
+        leading, type_ = self.bound.leading, entry.outputs[name]
+        form = _output_form(entry, name, type_, axes, self.bound.folds, leading)
+        shape = tensor_texts.expand(form, axes, leading)
+        like = self.given.get(entry.spec.layouts.get(name, ""))
+        kept = like is not None and like.shape == shape and like.is_dense and not like.is_contiguous
+        dtype = self.dtypes.get(type_.dtype, type_.dtype)
+        return form, Outline(dtype, shape, like.strides if like is not None and kept else None)
+
+
+def _look(entry: FusionEntry, tensors: Mapping[str, Tensor | None], attributes: Mapping[str, Any]) -> _Seen:
+    given = {name: t for name, t in tensors.items() if t is not None}
+    _check_names(entry, given, attributes)
+    values, choices = _keywords(entry, given, attributes)
+    dtypes = _dtypes(entry, given, attributes)
+    try:
+        bound = tensor_texts.bind(entry.inputs, {name: t.shape for name, t in given.items() if name in entry.inputs})
+    except ArgumentError as e:
+        name = str(e.facts["tensor"])
+        raise _wrong(entry, f"{name} has shape {e.found}", e.expected, tensor=name, shape=e.facts["shape"]) from None
+    axes = bound.axes
+    clash = next((k for k, v in values.items() if k in axes and type(v) is int and v != axes[k]), None)
+    if clash:
+        raise _wrong(entry, f"{clash} = {axes[clash]} by the inputs' shapes", f"{clash} = {values[clash]} as passed")
+    return _Seen(given, values, choices, dtypes, bound)
 
 
 def _wrong(entry: FusionEntry, found: str, expected: str = "", next_step: str = "", **facts: object) -> MisfitError:
@@ -206,7 +258,7 @@ def _convert(kind: str, value: Any) -> Any:
 
 
 def _output_form(
-    entry: FusionEntry, name: str, type_: TensorType, axes: Mapping[str, int], folds: str, leading: tuple[int, ...]
+    entry: FusionEntry, name: str, type_: TensorType, axes: Mapping[str, Any], folds: str, leading: tuple[Any, ...]
 ) -> Form:
     """The first form of an output whose axes are all known."""
     for form in type_.forms:
@@ -219,15 +271,10 @@ def _output_form(
     )
 
 
-def _output(
-    entry: FusionEntry, name: str, given: Tensor | None, dtype: str, shape: tuple[int, ...], like: Tensor | None
-) -> Tensor:
-    if given is None:
-        if like is not None and like.shape == shape and like.is_dense and not like.is_contiguous:
-            return Tensor(dtype, shape, like.strides)
-        return Tensor.contiguous(dtype, shape)
-    if given.dtype != dtype or given.shape != shape:
-        raise _wrong(entry, f"{name} is {given}", str(Tensor.contiguous(dtype, shape)), tensor=name)
+def _brought(entry: FusionEntry, name: str, given: Tensor | None, expected: Outline) -> Tensor | None:
+    """The caller's own output, None where there is none."""
+    if given is not None and (given.dtype != expected.dtype or given.shape != expected.shape):
+        raise _wrong(entry, f"{name} is {given}", str(Tensor.contiguous(*expected[:2])), tensor=name)
     return given
 
 

@@ -12,7 +12,7 @@ from ..dtypes import dtype
 from ..errors import ExpressionError
 from ..frozen import EMPTY, FrozenDict
 from ..targets import target
-from ..tensors import Form, expand
+from ..tensors import Form
 
 #: The alignment counted at most, in bytes; what every allocator of this product gives.
 MAX_ALIGNMENT = 256
@@ -223,8 +223,3 @@ class Problem:
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_env"}  # closures do not pickle
-
-
-def output_shape(form: Form, axes: Mapping[str, int], leading: tuple[int, ...]) -> tuple[int, ...]:
-    """The caller's shape of an output, from unfolded axes."""
-    return tuple(int(d) for d in expand(form, axes, leading))

@@ -11,6 +11,7 @@ from ..errors import FusionregError, SpecError, UnknownNameError
 from ..ops import Vocabulary, check_cuda
 from ..spec import Case, FusionSpec, KernelSpec, OpSpec
 from ..validate.fusion import check_case, check_fusion
+from ..validate.gradients import check_backward
 from ..validate.kernel import check_kernel
 from ..validate.names import Problems
 from . import discovery
@@ -147,6 +148,8 @@ class Loader:
             for spec in sorted(self._ask(plugin, "register_fusions", FusionSpec), key=lambda s: s.name):
                 if self._add_fusion(plugin, spec):
                     offered += [(plugin, k.model_copy(update={"fusion": k.fusion or spec.name})) for k in spec.kernels]
+        dropped = self._check_backwards()
+        offered = [(plugin, k) for plugin, k in offered if k.fusion not in dropped]
         for plugin in self.plugins:
             offered += [(plugin, k) for k in self._ask(plugin, "register_kernels", KernelSpec)]
         for plugin, kernel in sorted(offered, key=lambda o: (o[0].found.name, str(o[1].fusion), o[1].name)):
@@ -239,6 +242,18 @@ class Loader:
         if entry is not None:
             self.fusions[spec.name] = entry
         return entry is not None
+
+    def _check_backwards(self) -> set[str]:
+        """Drops fusions whose gradients are not what they say, and those that count on them; returns their names."""
+        dropped: set[str] = set()
+        while True:
+            checked = {name: check_backward(entry, self.fusions) for name, entry in self.fusions.items()}
+            wrong = {name: errors for name, errors in checked.items() if errors}
+            if not wrong:
+                return dropped
+            for name, errors in wrong.items():
+                self._note(self._plugins[self.fusions.pop(name).plugin], errors, name)
+            dropped |= wrong.keys()
 
     def _add_kernel(self, plugin: Plugin, spec: KernelSpec) -> None:
         found, key = plugin.found, f"{spec.fusion}/{spec.name}"

@@ -34,6 +34,7 @@ def derive(base: FusionEntry, region: Region, ops: Mapping[str, OpSpec]) -> Fusi
         attributes=base.spec.attributes,
         constraints=base.spec.constraints,
         extents=region.extents,
+        autocast=base.spec.autocast,
         cases=region.cases,
         tolerances=region.tolerances or _tolerances(base, region),
         workloads=region.workloads,

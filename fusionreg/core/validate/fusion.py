@@ -98,7 +98,8 @@ def check_fusion(
 def _check_open(problems: Problems, spec: FusionSpec) -> None:
     """An open fusion has no tensors of its own; its regions, each validated as the fusion it makes, have."""
     for field in (
-        "inputs", "outputs", "dtypes", "axes", "attributes", "constraints", "cases", "tolerances", "workloads",
+        "inputs", "outputs", "dtypes", "axes", "attributes", "constraints", "backward", "cases", "tolerances",
+        "workloads",
     ):
         if getattr(spec, field):
             problems.add(field, "an open fusion has some", "none: each region states its own")

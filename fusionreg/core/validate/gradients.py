@@ -1,0 +1,163 @@
+"""What a fusion's ``backward`` names, resolved and checked against the fusion that it names. Floor 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import SpecError, UnknownNameError
+from ..frozen import FrozenDict
+from ..registry.entries import FusionEntry
+from .names import Problems
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an input of a backward fusion comes from.
+
+    Attributes:
+        kind: an ``input`` or an ``output`` of the forward fusion, or the ``gradient`` of an output.
+        name: of that tensor.
+        index: its place among the inputs, or the outputs.
+    """
+
+    kind: Literal["input", "output", "gradient"]
+    name: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """How a backward fusion is called, and what it gives.
+
+    Attributes:
+        fusion: its name.
+        sources: one for each of its inputs, in their order.
+        results: forward input → the output of the backward fusion that is its gradient.
+        attributes: attributes and choices that it takes from the forward fusion.
+        optional: its inputs that may be absent.
+    """
+
+    fusion: str
+    sources: FrozenDict[str, Source]
+    results: FrozenDict[str, str]
+    attributes: tuple[str, ...]
+    optional: frozenset[str]
+
+    @property
+    def differentiable(self) -> frozenset[str]:
+        """Outputs of the forward fusion whose gradients count."""
+        return frozenset(s.name for s in self.sources.values() if s.kind == "gradient")
+
+
+def gradients(forward: FusionEntry, fusions: Mapping[str, FusionEntry]) -> Gradients | None:
+    """The resolved ``backward`` of a fusion that is loaded; None where it has none."""
+    record = forward.spec.backward
+    if record is None:
+        return None
+    backward = fusions[record.fusion]
+    found = {name: _source(forward, record.inputs.get(name, name)) for name in backward.inputs}
+    results = {name: record.gradients.get(name, f"d{name}") for name in forward.inputs}
+    keywords = (*backward.spec.attributes, *backward.choices)
+    return Gradients(
+        record.fusion,
+        FrozenDict({name: source for name, source in found.items() if source is not None}),
+        FrozenDict({name: output for name, output in results.items() if output in backward.outputs}),
+        tuple(k for k in keywords if k in forward.spec.attributes or k in forward.choices),
+        backward.optional,
+    )
+
+
+def _source(forward: FusionEntry, name: str) -> Source | None:
+    for kind, names in (("input", forward.inputs), ("output", forward.outputs)):
+        if name in names:
+            return Source(kind, name, tuple(names).index(name))  # type: ignore[arg-type]
+    if name[:1] == "d" and name[1:] in forward.outputs:
+        return Source("gradient", name[1:], tuple(forward.outputs).index(name[1:]))
+    return None
+
+
+def check_backward(forward: FusionEntry, fusions: Mapping[str, FusionEntry]) -> list[SpecError]:
+    """Everything that is wrong with a fusion's ``backward``."""
+    record = forward.spec.backward
+    problems = Problems(forward.plugin, forward.name)
+    if record is None:
+        return []
+    backward = fusions.get(record.fusion)
+    if backward is None or backward.spec.open:
+        hint = UnknownNameError.among("fusion", record.fusion, fusions).expected if backward is None else "no open one"
+        problems.add("backward.fusion", f"{record.fusion!r} cannot be called", f"a fusion with tensors ({hint})")
+        return problems.found
+    _check_names(problems, "inputs", record.inputs, backward.inputs, None)
+    _check_names(problems, "gradients", record.gradients, forward.inputs, backward.outputs)
+    if problems.found:
+        return problems.found
+    _check_sources(problems, forward, backward, record.inputs)
+    _check_results(problems, forward, backward, record.gradients)
+    _check_keywords(problems, forward, backward)
+    return problems.found
+
+
+def _check_names(
+    problems: Problems,
+    field: str,
+    given: Mapping[str, str],
+    keys: Mapping[str, object],
+    values: Mapping[str, object] | None,
+) -> None:
+    for key, value in given.items():
+        for name, known in ((key, keys), (value, values)):
+            if known is not None and name not in known:
+                hint = UnknownNameError.among("tensor", name, known).expected
+                problems.add(f"backward.{field}", f"unknown {name!r}", hint)
+
+
+def _check_sources(
+    problems: Problems, forward: FusionEntry, backward: FusionEntry, renamed: Mapping[str, str]
+) -> None:
+    gradient = False
+    for name, type_ in backward.inputs.items():
+        source = _source(forward, renamed.get(name, name))
+        at = f"backward, input {name} of {backward.name},"
+        if source is None:
+            known = [*forward.inputs, *forward.outputs, *(f"d{n}" for n in forward.outputs)]
+            hint = UnknownNameError.among("tensor", renamed.get(name, name), known).expected
+            problems.add(at, "it is nothing that the forward fusion has", f"an input, output or d<output> ({hint})")
+            continue
+        gradient |= source.kind == "gradient"
+        other = forward.tensors[source.name]
+        if (type_.dtype, type_.forms, type_.space) != (other.dtype, other.forms, other.space):
+            problems.add(at, f"it is {type_}", f"{other}, as {source.name} is")
+    if not gradient:
+        problems.add("backward.fusion", f"{backward.name} reads no gradient", "d<output> among its inputs")
+    for variable, allowed in forward.spec.dtypes.items():
+        missing = sorted(set(allowed) - set(backward.spec.dtypes.get(variable, allowed)))
+        if missing:
+            problems.add("backward.fusion", f"{backward.name} has no {variable} = {', '.join(missing)}", "all dtypes")
+
+
+def _check_results(
+    problems: Problems, forward: FusionEntry, backward: FusionEntry, renamed: Mapping[str, str]
+) -> None:
+    results = {name: renamed.get(name, f"d{name}") for name in forward.inputs}
+    found = {name: output for name, output in results.items() if output in backward.outputs}
+    for name, output in found.items():
+        type_, other = backward.outputs[output], forward.inputs[name]
+        if (type_.dtype, type_.forms) != (other.dtype, other.forms):
+            problems.add(f"backward, gradient of {name},", f"{output} is {type_}", f"{other}, as {name} is")
+    for output in backward.outputs:
+        if output not in found.values():
+            problems.add("backward.gradients", f"{output} is nobody's gradient", "each output that of an input")
+
+
+def _check_keywords(problems: Problems, forward: FusionEntry, backward: FusionEntry) -> None:
+    for name, spec in backward.spec.attributes.items():
+        own = forward.spec.attributes.get(name)
+        if own is None and spec.default is None:
+            problems.add("backward.fusion", f"{backward.name} needs {name}", f"an attribute {name} here")
+        elif own is not None and (own.type != spec.type or not set(own.choices) <= set(spec.choices or own.choices)):
+            problems.add("backward.fusion", f"{name} of {backward.name} is another", "the same attribute")
+    for name, keys in backward.choices.items():
+        if name in forward.choices and not set(forward.choices[name]) <= set(keys):
+            problems.add("backward.fusion", f"{name} of {backward.name} has keys {keys}", "all keys of the choice here")
