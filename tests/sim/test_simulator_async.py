@@ -341,6 +341,32 @@ def test_named_barriers(build, geometry):
     raises(lonely, [x, y], geometry(block=(128, 1, 1)), "deadlock", "named barrier 1", Checks())
 
 
+@pytest.mark.parametrize(
+    ("between", "second", "fault"),
+    [
+        ("", "64", False),
+        ("", "128", True),  # a thread of the first pair may not have left when the others arrive
+        ("__syncthreads();", "128", False),
+    ],
+)
+def test_a_named_barrier_counts_the_same_threads_each_time(build, geometry, between, second, fault):
+    kernel = build(f"""extern "C" __global__ void k(const float* x, float* y) {{
+      __shared__ float s[128];
+      const int t = threadIdx.x;
+      s[t] = x[t];
+      if (t < 64) fr_sim::barrier_sync(3, 64);
+      {between}
+      if (t < {second}) fr_sim::barrier_sync(3, {second});
+      y[t] = t < 64 ? s[63 - t] : s[t];
+    }}""")
+    x, y = np.arange(128, dtype=np.float32), np.zeros(128, np.float32)
+    if fault:
+        raises(kernel, [x, y], geometry(block=(128, 1, 1)), "divergent-barrier", "barrier 3 counts 128 threads", Checks())
+    else:
+        kernel.launch([x, y], geometry(block=(128, 1, 1)), checks=FULL)
+        np.testing.assert_array_equal(y, [*x[63::-1], *x[64:]])
+
+
 LAST_BLOCK = """
 extern "C" __global__ void k(const float* x, float* y, float* part, unsigned* count) {
   __shared__ bool last;

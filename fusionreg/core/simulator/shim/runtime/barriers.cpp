@@ -12,6 +12,8 @@ void release_block(Block& b) {
   progress();
   order_block(b);
   reshuffle(b);
+  for (Named& n : b.named)
+    if (!n.arrived) n.counted = 0;   // whoever used it has left it: it may count others now
   for (u32 i = 0; i < b.threads; ++i) {
     b.order[i]->result = reduced;
     make_ready(b.order[i]);
@@ -69,7 +71,10 @@ FRSIM_API void frsim_named_barrier(int id, int threads, bool wait) {
   if (threads <= 0 || threads % 32 || threads > int((f->owner->threads + 31) / 32 * 32))
     fail("barrier", here, "barrier %d counts %d threads; it takes a multiple of 32 up to the block's %u", id, threads, f->owner->threads);
   Named& n = f->owner->named[id];
-  if (!n.arrived) n.expected = u32(threads);
+  // Threads of one phase may still leave while others arrive in the next: with another count the hardware mixes them up.
+  if (!n.arrived && n.counted && n.counted != u32(threads))
+    fail("divergent-barrier", here, "barrier %d counts %d threads here and counted %u before, with no __syncthreads between the two", id, threads, n.counted);
+  if (!n.arrived) n.expected = n.counted = u32(threads);
   if (n.expected != u32(threads)) fail("divergent-barrier", here, "barrier %d is expected by %u threads here and by %d there", id, n.expected, threads);
   release_to(n.known, f);
   ++n.arrived;

@@ -124,7 +124,8 @@ struct Warp {
   std::vector<Collective> pending;
 };
 
-struct Named { u32 arrived = 0, expected = 0; Knowledge* known = nullptr; std::vector<Fiber*> waiting; };
+// expected: of the phase that is open; counted: of the last one, until all threads of the block meet
+struct Named { u32 arrived = 0, expected = 0, counted = 0; Knowledge* known = nullptr; std::vector<Fiber*> waiting; };
 struct Cluster {
   u32 arrived = 0, phase = 0, threads = 0, live = 0;
   Knowledge* gather = nullptr;
