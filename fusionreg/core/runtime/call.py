@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +22,14 @@ class Call:
         arrays: input name → array, absent ones missing.
         tensors: the same, and the caller's own outputs, as tensors.
         library, place: of all of them.
-        guarded: whether the layouts of the arrays do not say all.
+        guard: asks whether arrays of these layouts must be looked at again; None where the layouts say all.
     """
 
     arrays: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     library: Library
     place: Place
-    guarded: bool
+    guard: Callable[[], bool] | None
 
 
 def look_at(entry: FusionEntry, arrays: Sequence[Any], out: Sequence[Any] | None) -> Call:
@@ -65,10 +65,9 @@ def look_at(entry: FusionEntry, arrays: Sequence[Any], out: Sequence[Any] | None
     place = _place(entry, everything, library)
     if library.grad_enabled() and any(library.wants_grad(a) for a in given.values()):
         raise no_backward(fusion)
-    guarded = any(library.guarded(a) for a in given.values())
     tensors = {name: library.tensor(a) for name, a in everything.items()}
     _check_outputs(fusion, outputs, everything, tensors, library)
-    return Call(given, tensors, library, place, guarded)
+    return Call(given, tensors, library, place, library.guard(given.values()))
 
 
 def no_backward(fusion: str) -> ArgumentError:

@@ -109,7 +109,7 @@ class Runtime:
             layout = [None if a is None else layouts[a.__class__](a) for a in arrays]
             key = (fusion, *layout, _attributes_key(attributes)) if attributes else (fusion, *layout)
             prepared = self._prepared[key]
-            if prepared.guarded:
+            if prepared.guard is not None and prepared.guard():
                 look_at(self.catalog[fusion], arrays, None)
         except Exception:  # an unknown layout, an unknown library, or an array that does not even tell its layout
             prepared = self._prepare(fusion, arrays, attributes)
@@ -132,6 +132,12 @@ class Runtime:
         """A site of a model: like :meth:`call`, but an input with unfit strides is copied rather than left unfused."""
         prepared = self._find(fusion, arrays, attributes)
         return Outcome(prepared.run(arrays, prepared.outputs()), prepared.kernel, prepared.reason)
+
+    def run(self, fusion: str, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+        """As :meth:`execute`: the output alone, or a tuple of several, every one with memory of its own."""
+        prepared = self._find(fusion, arrays, attributes)
+        found = prepared.run(arrays, prepared.outputs())
+        return found[0] if len(found) == 1 else found
 
     def refusal(self, match: Match) -> str | None:
         """Why no kernel would accept this site, or None when one would (as far as symbolic extents let one tell)."""
@@ -176,7 +182,7 @@ class Runtime:
             layout = [None if a is None else self._layouts[a.__class__](a) for a in arrays]
             key = (fusion, *layout, _attributes_key(attributes)) if attributes else (fusion, *layout)
             prepared = self._prepared["densify", *key]
-            if prepared.guarded:
+            if prepared.guard is not None and prepared.guard():
                 look_at(self.catalog[fusion], arrays, None)
             return prepared
         except Exception:
@@ -197,7 +203,7 @@ class Runtime:
                 key = ("densify", *key)
             if key not in self._prepared:
                 prepared = self._make(entry, call, attributes, densify)
-                prepared.guarded = call.guarded
+                prepared.guard = call.guard
                 while len(self._prepared) >= _KEPT:
                     self._prepared.pop(next(iter(self._prepared)))
                 self._prepared[key] = prepared
@@ -235,7 +241,7 @@ class Runtime:
         if not selection and densify:
             dense = [n for n in call.arrays if not call.tensors[n].is_contiguous]
             if dense:
-                return self._densified(entry, call, attributes, dense)
+                return self._densified(entry, call, attributes, dense, Allocation(call.library, call.place, problem))
         if not selection:
             return self._unfused(entry, call, problem, selection)
         candidate = selection.accepted[0]
@@ -244,16 +250,21 @@ class Runtime:
         )
 
     def _densified(
-        self, entry: FusionEntry, call: Call, attributes: Mapping[str, Any], dense: Sequence[str]
+        self,
+        entry: FusionEntry,
+        call: Call,
+        attributes: Mapping[str, Any],
+        dense: Sequence[str],
+        allocation: Allocation,
     ) -> Prepared:
         copies = {n: call.library.contiguous(a) if n in dense else a for n, a in call.arrays.items()}
         again = Call(
-            copies, {n: call.library.tensor(a) for n, a in copies.items()}, call.library, call.place, call.guarded
+            copies, {n: call.library.tensor(a) for n, a in copies.items()}, call.library, call.place, call.guard
         )
         inner = self._make(entry, again, attributes, False)
-        if not inner.kernel:
-            return inner
-        return Densified(inner, [i for i, n in enumerate(entry.inputs) if n in dense], call.library)
+        if isinstance(inner, Unfused):
+            return Unfused(inner.evaluate, allocation, inner.reason)
+        return Densified(inner, [i for i, n in enumerate(entry.inputs) if n in dense], allocation)
 
     def _select(self, entry: FusionEntry, problem: Problem, simulated: bool, device: int = 0) -> Selection:
         tuned = self.tuned

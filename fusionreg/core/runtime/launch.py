@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..problem import Problem
 from ..problem.geometry import Launch
 from ..problem.iteration import space
+from ..problem.types import row_major
 from ..render import Argument
 from .driver import INVALID_CONTEXT, Config, Driver, config
 
@@ -30,13 +31,13 @@ class Prepared(Protocol):
         kernel: ``fusion/kernel``; "" for the unfused operators.
         reason: why the unfused operators run, "" otherwise.
         calls: how often it ran.
-        guarded: whether each call must be looked at closely: its layouts do not say all (gradients, conjugates).
+        guard: asks whether a call must be looked at closely, where its layouts do not say all (gradients, conjugates).
     """
 
     kernel: str
     reason: str
     calls: int
-    guarded: bool
+    guard: Callable[[], bool] | None
 
     def outputs(self) -> tuple[Any, ...]:
         """New arrays for the outputs."""
@@ -61,11 +62,25 @@ class Allocation:
             for n in names
             if (t := problem.tensors[n]) is not None
         )
+        self.strides = tuple(problem.strides.get(n, row_major(problem.shapes[n])) for n in names)
+        self.library = library
         self.workspace = library.allocator((workspace,), "uint8", place) if workspace else None
 
     def outputs(self) -> tuple[Any, ...]:
         makers = self.makers
         return (makers[0](),) if len(makers) == 1 else tuple([make() for make in makers])
+
+    def finished(self, found: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Values that operators gave, each as an output: copied where it lies otherwise, or where another array is."""
+        taken = [a for a in inputs if a is not None]
+        outputs = []
+        for value, make, strides in zip(found, self.makers, self.strides, strict=True):
+            if self.library.tensor(value).strides != strides or any(self.library.shares(value, a) for a in taken):
+                value, given = make(), value
+                value[...] = given
+            taken.append(value)
+            outputs.append(value)
+        return tuple(outputs)
 
 
 class Nothing:
@@ -74,7 +89,7 @@ class Nothing:
     ``kernel`` is the one that would have run; it is not counted as used.
     """
 
-    guarded = False
+    guard: Callable[[], bool] | None = None
 
     def __init__(self, kernel: str, allocation: Allocation) -> None:
         self.kernel, self.calls = kernel, 0
@@ -89,16 +104,19 @@ class Nothing:
 
 
 class Unfused:
-    """The operators that the fusion stands for, one by one."""
+    """The operators that the fusion stands for, one by one.
+
+    Its outputs are laid out as a kernel's, and have memory of their own: an operator may hand its input back.
+    """
 
     kernel = ""
-    guarded = False
+    guard: Callable[[], bool] | None = None
 
     def __init__(
         self, evaluate: Callable[[Sequence[Any]], tuple[Any, ...]], allocation: Allocation, reason: str
     ) -> None:
         self.evaluate, self.reason, self.calls = evaluate, reason, 0
-        self._outputs = allocation.outputs
+        self._outputs, self._finished = allocation.outputs, allocation.finished
 
     def outputs(self) -> tuple[Any, ...]:
         return ()  # evaluation makes its own
@@ -106,9 +124,11 @@ class Unfused:
     def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self.calls += 1
         found = self.evaluate(inputs)
-        for target, value in zip(outputs, found, strict=False):
+        if not outputs:
+            return self._finished(found, inputs)
+        for target, value in zip(outputs, found, strict=True):
             target[...] = value
-        return outputs or found
+        return outputs
 
     def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:
         held = outputs or self._outputs()
@@ -119,7 +139,7 @@ class GpuLaunch:
     """A loaded kernel with its configuration and parameters packed; a call writes pointers and the stream."""
 
     reason = ""
-    guarded = False
+    guard: Callable[[], bool] | None = None
 
     def __init__(
         self,
@@ -244,7 +264,7 @@ class SimulatorLaunch:
     """A kernel that the simulator executes on NumPy arrays, or on CPU tensors of torch through NumPy."""
 
     reason = ""
-    guarded = False
+    guard: Callable[[], bool] | None = None
 
     def __init__(
         self,
@@ -290,10 +310,12 @@ class SimulatorLaunch:
 class Densified:
     """Another prepared launch, on contiguous copies of some inputs; only models ask for it, calls never copy."""
 
-    guarded = False
+    guard: Callable[[], bool] | None = None
 
-    def __init__(self, inner: Prepared, indices: Sequence[int], library: Library) -> None:
-        self.inner, self.indices, self.library = inner, tuple(indices), library
+    def __init__(self, inner: Prepared, indices: Sequence[int], allocation: Allocation) -> None:
+        """``allocation``: of the problem as it came, whose outputs may lie otherwise than those of the copies."""
+        self.inner, self.indices, self.library = inner, tuple(indices), allocation.library
+        self._finished = allocation.finished
         self.kernel, self.reason, self.calls = inner.kernel, inner.reason, 0
         self._outputs = inner.outputs
 
@@ -308,7 +330,7 @@ class Densified:
 
     def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self.calls += 1
-        return self.inner.run(self._dense(inputs), outputs)
+        return self._finished(self.inner.run(self._dense(inputs), outputs), ())
 
     def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:
         return lambda: self.run(inputs, outputs)

@@ -7,7 +7,7 @@ and the slow path the rest: the :class:`Tensor`, the place, and what makes an ar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -74,6 +74,10 @@ class Library(Protocol):
         """The array itself, or a contiguous copy."""
         ...
 
+    def shares(self, a: Any, b: Any) -> bool:
+        """Whether two arrays may have memory in common."""
+        ...
+
     def grad_enabled(self) -> bool:
         """Whether a result computed now would have to carry a gradient if an input asks for one."""
         return False
@@ -81,9 +85,9 @@ class Library(Protocol):
     def wants_grad(self, array: Any) -> bool:
         return False
 
-    def guarded(self, array: Any) -> bool:
-        """Whether its layout does not say all: then each call looks at it closely."""
-        return False
+    def guard(self, arrays: Iterable[Any]) -> Callable[[], bool] | None:
+        """Asks, of arrays of these layouts, whether a call must look at them closely; None where never."""
+        return None
 
 
 class _Numpy(Library):
@@ -139,6 +143,9 @@ class _Numpy(Library):
     def contiguous(self, a: Any) -> Any:
         return self.np.ascontiguousarray(a).reshape(a.shape)
 
+    def shares(self, a: Any, b: Any) -> bool:
+        return self.np.may_share_memory(a, b)
+
 
 class _Cupy(Library):
     name = "cupy"
@@ -192,6 +199,9 @@ class _Cupy(Library):
         with a.device:
             return self.cupy.ascontiguousarray(a).reshape(a.shape)
 
+    def shares(self, a: Any, b: Any) -> bool:
+        return self.cupy.may_share_memory(a, b)
+
 
 class _Torch(Library):
     name = "torch"
@@ -207,7 +217,7 @@ class _Torch(Library):
 
     @staticmethod
     def layout(a: Any) -> Any:
-        # A lazy conjugate is complex: `guarded` sees to those. The device's number is cheaper than the device. An
+        # A lazy conjugate is complex: `guard` sees to those. The device's number is cheaper than the device. An
         # address of 0 keeps tensors without memory (traced ones, empty ones) apart from all others.
         address = a.data_ptr()
         aligned = address and ALIGNMENT[address & 255]
@@ -264,11 +274,21 @@ class _Torch(Library):
     def contiguous(self, a: Any) -> Any:
         return a.contiguous()
 
+    def shares(self, a: Any, b: Any) -> bool:
+        return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
     def wants_grad(self, a: Any) -> bool:
         return a.requires_grad
 
-    def guarded(self, a: Any) -> bool:
-        return a.requires_grad or a.dtype.is_complex
+    def guard(self, arrays: Iterable[Any]) -> Callable[[], bool] | None:
+        found = tuple(arrays)
+        if any(a.dtype.is_complex for a in found):
+            return _always
+        return self.torch.is_grad_enabled if any(a.requires_grad for a in found) else None
+
+
+def _always() -> bool:
+    return True
 
 
 def in_order(flat: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
