@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance
+from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, Tolerance
 
 from .batch_workloads import workloads
 from .rows import EPSILON
@@ -32,6 +32,10 @@ _SUMS = Tolerance(
     inputs=8.0,
     reason="a channel carries the rounding of mean, variance and root; a ReLU may leave of it what nearly cancels",
 )
+
+
+#: The backward fusions read the batch's own statistics, and not the running ones that the forward fusions read.
+_STATISTICS_READ = {"mean": "saved_mean", "inv_std_dev": "saved_inv_std_dev"}
 
 
 def _last(tensors: tuple[str, ...]) -> tuple[str, ...]:
@@ -158,6 +162,7 @@ def _fusion(words: str, **fields: Any) -> FusionSpec:
         extents={"N": 3, "C": 48, "S": 24},
         constraints=("P == 'float32' or P == T",),
         attributes={} if backward else {**TRAINING, **EPSILON},
+        backward=None if backward else Backward(fusion=f"norm.{words}_backward", inputs=_STATISTICS_READ),
         cases=_cases(not backward),
         tolerances=(_SUMS,),
         workloads=workloads(words, maps),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance
+from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, Tolerance
 
 from .groups_workloads import workloads
 from .rows import DROPOUT, EPSILON, RNG
@@ -214,6 +214,8 @@ def _fusion(words: str, summary: str, pattern: str, dropout: bool) -> FusionSpec
         inputs={"x": MAP, **rng, **AFFINE},
         outputs={"y": MAP},
         layouts={"y": "x"},
+        backward=Backward(fusion=f"norm.{words}_backward"),
+        autocast="float32",
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes=AXES,
         attributes={**GROUPS, **(DROPOUT if dropout else {}), **EPSILON},
@@ -250,6 +252,7 @@ SWISH_DROPOUT = FusionSpec(
     dtypes={"T": ("float16", "bfloat16", "float32")},
     axes={"M": "all axes but the last in one", "N": "the last axis"},
     attributes=DROPOUT,
+    backward=Backward(fusion="norm.swish_dropout_backward"),
     constraints=("0 <= p and p <= 1",),
     cases=(
         Case(name="seeded", axes={"M": 6, "N": 72}, attributes={"p": 0.4}, values={"rng": "seed"}),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Region, Tolerance
+from fusionreg.core.frozen import EMPTY
+from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, Region, Tolerance
 
 from .row_kernels import backward, forward
 from .workloads import workloads
@@ -47,7 +48,9 @@ def _fusion(
     cases: tuple[Case, ...] = (),
     tags: tuple[str, ...] = (),
     regions: tuple[Region, ...] = (),
+    gradients: Mapping[str, str] = EMPTY,
 ) -> FusionSpec:
+    forward = not words.endswith("_backward")
     return FusionSpec(
         api=1,
         name=f"norm.{words}",
@@ -58,6 +61,8 @@ def _fusion(
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes=AXES,
         attributes=attributes,
+        backward=Backward(fusion=f"norm.{words}_backward", gradients=gradients) if forward else None,
+        autocast="float32" if forward else "promote",
         constraints=("0 <= p and p <= 1",) if "p" in attributes else (),
         cases=cases,
         tolerances=(_WITH_GELU if "approximate" in attributes else _SUMS,),
@@ -144,6 +149,7 @@ RESIDUAL_RMSNORM = _fusion(
     {"y": ROW, "h": ROW},
     EPSILON,
     forward({"RESIDUAL": "1", "H_OUT": "1"}, ("x", "residual", "scale", "y", "h"), 4),
+    gradients={"residual": "dx"},
 )
 
 GELU_DROPOUT_LAYERNORM = _fusion(
