@@ -34,6 +34,7 @@ class Gradients:
     Attributes:
         fusion: its name.
         sources: one for each of its inputs, in their order.
+        outputs: its outputs, in their order.
         results: forward input → the output of the backward fusion that is its gradient.
         attributes: attributes and choices that it takes from the forward fusion.
         optional: its inputs that may be absent.
@@ -41,6 +42,7 @@ class Gradients:
 
     fusion: str
     sources: FrozenDict[str, Source]
+    outputs: tuple[str, ...]
     results: FrozenDict[str, str]
     attributes: tuple[str, ...]
     optional: frozenset[str]
@@ -63,6 +65,7 @@ def gradients(forward: FusionEntry, fusions: Mapping[str, FusionEntry]) -> Gradi
     return Gradients(
         record.fusion,
         FrozenDict({name: source for name, source in found.items() if source is not None}),
+        tuple(backward.outputs),
         FrozenDict({name: output for name, output in results.items() if output in backward.outputs}),
         tuple(k for k in keywords if k in forward.spec.attributes or k in forward.choices),
         backward.optional,

@@ -1,0 +1,150 @@
+"""The fusions of a registry as operators of torch, each registered at its first use.
+
+The kernel of an operator calls the registry's runtime directly: beside it, a call costs one turn through torch's
+dispatcher. Operators live as long as torch's own namespace, which remembers every one that was looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from itertools import count
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.library import Library, fallthrough_kernel
+
+from fusionreg.core.errors import ArgumentError
+from fusionreg.core.registry.entries import FusionEntry
+from fusionreg.core.runtime.seeds import draw
+from fusionreg.core.validate.gradients import Gradients, gradients
+
+from . import autocast, autograd
+from .fake import fake
+from .schema import NAMESPACE, digest, operator_name, schema
+
+if TYPE_CHECKING:
+    from fusionreg.api import Registry
+
+#: Functional, and traceable; Inductor is to keep the strides that it traced, since those of outputs follow from them.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+_DEVICES = ("CPU", "CUDA")
+
+_RNG = "rng(Tensor like, int site) -> Tensor"
+
+
+class Operators:
+    """``operators["norm.layernorm"]`` → ``torch.ops.fusionreg.norm_layernorm.default``, differentiable where a
+    backward fusion is named.
+
+    A second spec of a name, and the same one of another registry, gets an operator of its own: its name ends in a
+    digest of the spec.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self._made: dict[str, Any] = {}
+        self._lock = RLock()
+
+    def __getitem__(self, fusion: str) -> torch._ops.OpOverload:
+        """The operator of a fusion, derived ones included; :class:`UnknownNameError`, :class:`ArgumentError` for an
+        open fusion."""
+        found = self._made.get(fusion)
+        if found is None:
+            with self._lock:
+                found = self._made.get(fusion) or self._made.setdefault(fusion, self._make(self._entry(fusion)))
+        return found
+
+    @cached_property
+    def rng(self) -> torch._ops.OpOverload:
+        """``rng(Tensor like, int site) -> Tensor``: seed and offset for one call with dropout, int64[2].
+
+        On the device of ``like``, from torch's generator there. ``site`` has no meaning but to tell calls apart: a
+        tracer takes two calls with the same arguments for one.
+        """
+        with self._lock:
+            if not hasattr(getattr(torch.ops, NAMESPACE), "rng"):
+                library = Library(NAMESPACE, "FRAGMENT")
+                library.define(_RNG, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded))
+                for key in _DEVICES:
+                    library.impl("rng", _draw, key)
+                library.impl("rng", fallthrough_kernel, "Autograd")
+                library._register_fake("rng", _fake_rng)
+                _keep(torch.ops.fusionreg.rng.default, library)
+            return torch.ops.fusionreg.rng.default
+
+    def gradient_refusal(self, fusion: str, wanted: Collection[str], absent: Collection[str] = ()) -> str | None:
+        """Why gradients of the inputs ``wanted`` cannot be had where those ``absent`` are left out; None when they can.
+
+        Raises: :class:`UnknownNameError` for an unknown fusion.
+        """
+        entry = self._entry(fusion)
+        found = self._gradients(entry)
+        if not wanted:
+            return None
+        if found is None:
+            return f"{fusion} names no backward fusion"
+        without = [n for n in wanted if n not in found.results]
+        if without:
+            return f"{found.fusion} gives no gradient of {', '.join(without)}"
+        for name, source in found.sources.items():
+            if source.kind == "input" and source.name in absent and name not in found.optional:
+                return f"{found.fusion} needs {source.name}, which is absent"
+        return None
+
+    def _entry(self, fusion: str) -> FusionEntry:
+        return self.registry.catalog[fusion]
+
+    def _gradients(self, entry: FusionEntry) -> Gradients | None:
+        return gradients(entry, self.registry.catalog.fusions)
+
+    def _make(self, entry: FusionEntry) -> torch._ops.OpOverload:
+        if entry.spec.open:
+            members = ", ".join(m.name for m in entry.members)
+            raise ArgumentError(
+                "no operator", f"for {entry.name}", "an open fusion has no tensors of its own",
+                f"one with a program: {members}", fusion=entry.name,
+            )  # fmt: skip
+        library = Library(NAMESPACE, "FRAGMENT")
+        name = _free_name(entry)
+        library.define(f"{name}{schema(entry)}", tags=_TAGS)
+        op = getattr(getattr(torch.ops, NAMESPACE), name).default
+        run, fusion, found = self.registry.runtime.run, entry.name, self._gradients(entry)
+
+        def on(*tensors: Any, **attributes: Any) -> Any:
+            return run(fusion, tensors, attributes)
+
+        for key in _DEVICES:
+            library.impl(name, on, key)
+        library._register_fake(name, fake(entry))
+        backward = None if found is None else self[found.fusion]
+        library.impl(name, autograd.kernel(op, on, entry, found, backward), "Autograd", with_keyset=True)
+        for key, device in autocast.KEYS.items():
+            library.impl(name, autocast.rule(op, entry, device), key)
+        _keep(op, library)
+        return op
+
+
+def _free_name(entry: FusionEntry) -> str:
+    """The operator's name, with a digest and a number where others have it already."""
+    taken = getattr(torch.ops, NAMESPACE)
+    first = operator_name(entry.name)
+    if not hasattr(taken, first):
+        return first
+    second = f"{first}_{digest(entry)}"
+    return next(n for i in count(1) if not hasattr(taken, n := second if i == 1 else f"{second}_{i}"))
+
+
+def _keep(op: Any, library: Library) -> None:
+    """Keeps the registrations as long as the operator, which graphs and torch's namespace hold."""
+    op._fusionreg_library = library
+
+
+def _draw(like: torch.Tensor, site: int) -> torch.Tensor:
+    return draw(like)
+
+
+def _fake_rng(like: torch.Tensor, site: int) -> torch.Tensor:
+    return torch.empty(2, dtype=torch.int64, device=like.device)
