@@ -102,6 +102,7 @@ def _fusion(
                 type="int", default=0, choices=(0, 1), static=True, summary="1 when the weight is stored [N K]"
             )
         },
+        autocast="lower",
         constraints=("shape(w, -1) == (K if transB else N)", "shape(w, -2) == (N if transB else K)"),
         cases=(*cases, *_CASES),
         workloads=workloads(operands),
