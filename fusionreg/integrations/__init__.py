@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from fusionreg.integrations.opening import Opened, open_model
+from fusionreg.integrations.declared import Declared
+from fusionreg.integrations.opening import Opened, is_live, open_model
 
-__all__ = ["Opened", "open_model"]
+__all__ = ["Declared", "Opened", "is_live", "open_model"]

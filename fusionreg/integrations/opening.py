@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusionreg.core.errors import MissingDependencyError, ModelError
 
+from .declared import Declared
+
 if TYPE_CHECKING:
     from fusionreg.core.ir import Graph
     from fusionreg.core.ops import Vocabulary
+
+
+#: Suffixes of the files that are read; nothing in them is executed.
+FILES = (".onnx", ".pt2")
 
 
 def _same(model: Any) -> Any:
@@ -26,7 +32,8 @@ class Opened:
     Attributes:
         name: for people: the file's name or the module's class.
         graph: lifted, with types.
-        example: arrays to run it on, by input name; made at random where the model came without.
+        example: seed → arrays to run it on, by input name: at 0 those that the model came with, where it came with
+            any; random ones otherwise.
         reference: runs the *original* artefact on such inputs and returns arrays by output name; None where there is
             none, and then ``reason`` says why.
         wrap: turns a ``FusedModel`` into the kind of callable that the original was.
@@ -44,19 +51,27 @@ class Opened:
     saver: Callable[[Any, Any], None] | None = None
 
 
-def open_model(model: Any, example: tuple[Any, ...] = (), *, ops: Vocabulary, dynamic_shapes: Any = None) -> Opened:
+def open_model(
+    model: Any,
+    example: tuple[Any, ...] = (),
+    *,
+    ops: Vocabulary,
+    dynamic_shapes: Any = None,
+    declared: Sequence[Declared] = (),
+) -> Opened:
     """Reads ``model`` with the frontend of its kind.
 
     Args:
-        model: path of an ``.onnx`` or ``.pt2`` file, ``"package.module:callable"``, or an object of ONNX or torch.
+        model: path of an ``.onnx`` or ``.pt2`` file, ``"package.module:factory"``, or an object of ONNX or torch.
         example: example inputs, for a ``torch.nn.Module``.
         dynamic_shapes: which of their axes may vary, as ``torch.export.export`` takes it.
+        declared: types of the inputs, for ``"package.module:factory"``.
 
     Raises: :class:`ModelError` for something that no frontend reads, :class:`MissingDependencyError` naming the extra.
-    Reading a file executes nothing from it; ``package.module:callable`` runs that callable.
+    Reading a file executes nothing from it; ``package.module:factory`` runs that module's code.
     """
     if isinstance(model, str | Path):
-        return _open_path(str(model), ops)
+        return _open_path(str(model), ops, declared)
     kind = type(model).__module__.partition(".")[0]
     if kind in ("onnx", "onnx_ir"):
         return _onnx().open_object(model, ops=ops)
@@ -71,16 +86,24 @@ def open_model(model: Any, example: tuple[Any, ...] = (), *, ops: Vocabulary, dy
     )
 
 
-def _open_path(text: str, ops: Vocabulary) -> Opened:
+def is_live(model: Any) -> bool:
+    """Whether it is a ``"package.module:factory"``, which reading runs."""
+    return isinstance(model, str) and Path(model).suffix not in FILES and ":" in model and not Path(model).exists()
+
+
+def _open_path(text: str, ops: Vocabulary, declared: Sequence[Declared]) -> Opened:
     path = Path(text)
-    if path.suffix in (".onnx", ".pt2"):
+    if path.suffix in FILES:
         if not path.is_file():
             raise ModelError("cannot read model", text, "no such file", "a readable file", "Check the path")
+        if declared:
+            found = f"the input {declared[0].name!r} declared for a file"
+            raise ModelError("cannot read model", text, found, "the inputs that it has", "Leave out --input")
         return (_onnx() if path.suffix == ".onnx" else _torch()).open_path(path, ops=ops)
-    if ":" in text and not path.exists():
-        return _torch().open_target(text, ops=ops)
+    if is_live(text):
+        return _live().open_target(text, ops=ops, declared=declared)
     raise ModelError(
-        "cannot read model", text, f"the suffix {path.suffix!r}", "a .onnx file, a .pt2 file or package.module:callable"
+        "cannot read model", text, f"the suffix {path.suffix!r}", "a .onnx file, a .pt2 file or package.module:factory"
     )
 
 
@@ -98,6 +121,14 @@ def _torch() -> Any:
     except ImportError as error:
         raise _missing("torch", error) from error
     return opening
+
+
+def _live() -> Any:
+    try:
+        from fusionreg.integrations.torch import live
+    except ImportError as error:
+        raise _missing("torch", error) from error
+    return live
 
 
 def _missing(extra: str, error: ImportError) -> MissingDependencyError:

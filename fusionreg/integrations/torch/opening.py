@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,10 +33,13 @@ def open_path(path: str | os.PathLike[str], *, ops: Vocabulary) -> Opened:
 
 
 def open_object(
-    model: Any, example: Sequence[Any] = (), *, ops: Vocabulary, dynamic_shapes: Any = None
+    model: Any, example: Sequence[Any] = (), *, ops: Vocabulary, dynamic_shapes: Any = None, drawn: bool = False
 ) -> Opened:
     """An exported program, or a module with example inputs (``dynamic_shapes`` as ``torch.export.export`` takes them);
-    the reference is the original itself."""
+    the reference is the original itself.
+
+    ``drawn``: the example inputs say shapes and dtypes alone; all values are random.
+    """
     if isinstance(model, torch.export.ExportedProgram):
         imported = import_exported(model, ops=ops)
         sample = model.example_inputs
@@ -55,59 +55,8 @@ def open_object(
         )  # fmt: skip
     name = type(model).__name__
     imported = import_exported(export(model, args, kwargs, dynamic_shapes), name=name, ops=ops)
-    leaves = pytree.tree_leaves((args, kwargs))
+    leaves = None if drawn else pytree.tree_leaves((args, kwargs))
     return _open(name, imported, leaves, partial(_run_module, model, imported), model, ops)
-
-
-def open_target(target: str, *, ops: Vocabulary) -> Opened:
-    """``package.module:callable``; see :func:`resolve`."""
-    model, example = resolve(target)
-    return open_object(model, example, ops=ops)
-
-
-def resolve(target: str) -> tuple[Any, tuple[Any, ...]]:
-    """Imports ``package.module``, calls ``callable()`` and gives its (module, example arguments).
-
-    **This runs code**: that of the module, of everything it imports and of the callable. The current folder is
-    importable meanwhile. The callable returns a module and its arguments (a tuple, or one tensor), those and keyword
-    arguments as a dict, or an exported program.
-
-    Raises:
-        ModelError: no such module or callable, it fails, or it returns something else.
-    """
-    path, _, attribute = target.partition(":")
-    if not all(part.isidentifier() for part in (*path.split("."), *attribute.split("."))):
-        raise ModelError("cannot read model", target, "no import path", "package.module:callable")
-    try:
-        with _current_folder():
-            found: Any = importlib.import_module(path)
-            for part in attribute.split("."):
-                found = getattr(found, part)
-            made = found()
-    except FusionregError:
-        raise
-    except Exception as e:  # foreign code may raise anything
-        found = f"{type(e).__name__}: {e}"
-        raise ModelError("cannot read model", target, found, "a callable that builds a model") from e
-    if isinstance(made, torch.export.ExportedProgram):
-        return made, ()
-    if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], torch.nn.Module):
-        args = tuple(made[1]) if isinstance(made[1], tuple | list) else (made[1],)
-        return made[0], (args, dict(made[2])) if len(made) == 3 else args
-    raise ModelError("cannot read model", target, f"it returned a {type(made).__name__}", "(module, example arguments)")
-
-
-@contextmanager
-def _current_folder() -> Iterator[None]:
-    folder = os.getcwd()
-    added = folder not in sys.path and "" not in sys.path
-    if added:
-        sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        if added and folder in sys.path:
-            sys.path.remove(folder)
 
 
 def _arguments(example: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -139,11 +88,20 @@ def _open(
     graph = imported.graph
 
     def example(seed: int) -> Mapping[str, Any]:
-        values = reference.example_inputs(imported.program, seed) if leaves is None else leaves
+        if leaves is None:
+            values = reference.example_inputs(imported.program, seed)
+        else:
+            values = reference.redrawn(imported.program, leaves, seed) if seed else leaves
         return {k: arrays.to_numpy(v) for k, v in imported.inputs(values).items()}
 
     def run(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        outcome = original(_leaves(imported, inputs))
+        try:
+            outcome = original(_leaves(imported, inputs))
+        except FusionregError:
+            raise
+        except Exception as e:  # the module's own code
+            said = f"{type(e).__name__}: {(str(e).strip().splitlines() or [''])[0]}"
+            raise ModelError("no reference", name, said, "a model that runs on these inputs") from e
         found: dict[str, Any] = {}
         for result, leaf in zip(imported.results, outcome.leaves, strict=True):
             if result.index >= 0:

@@ -165,14 +165,43 @@ def example_inputs(program: Program, seed: int = 0, sizes: Mapping[str, int] | N
             leaves.append(chosen.get(str(meta.value), 4))
         elif isinstance(meta, TensorMeta):
             shape = [d if isinstance(d, int) else symbols.extent(d, chosen) or 4 for d in meta.shape]
-            dtype = schemas.torch_dtype(meta.dtype)
-            if dtype == torch.bool:
-                leaves.append(torch.rand(shape, generator=generator) < 0.5)
-            elif dtype.is_floating_point or dtype.is_complex:
-                leaves.append(torch.randn(shape, generator=generator).to(dtype))
-            else:
-                leaves.append(torch.randint(0, rows.get(spec.name, 10), shape, generator=generator).to(dtype))
+            leaves.append(_drawn(shape, schemas.torch_dtype(meta.dtype), rows.get(spec.name, 10), generator))
     return leaves
+
+
+def redrawn(program: Program, leaves: Sequence[Any], seed: int) -> list[Any]:
+    """``leaves`` with other values: normal floats, and whole numbers below the rows of the table that they index.
+
+    Everything else stays, since only the author knows what it means: other integers, bools, numbers, and floats with a
+    value beyond :data:`ORDINARY`, as in a mask.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = _rows(program)
+    made: list[Any] = []
+    for spec, leaf in zip(program.user_inputs, leaves, strict=True):
+        if isinstance(leaf, torch.Tensor) and (spec.name in rows or _ordinary(leaf)):
+            leaf = _drawn(leaf.shape, leaf.dtype, rows.get(spec.name, 10), generator).to(leaf.device)
+        made.append(leaf)
+    return made
+
+
+#: Floats up to here may be any others; larger ones, or none that are finite, mean something.
+ORDINARY = 1e3
+
+
+def _ordinary(leaf: torch.Tensor) -> bool:
+    if not (leaf.dtype.is_floating_point or leaf.dtype.is_complex) or not leaf.numel():
+        return False
+    return bool((leaf.detach().abs().float() <= ORDINARY).all())
+
+
+def _drawn(shape: Sequence[int], dtype: torch.dtype, below: int, generator: torch.Generator) -> torch.Tensor:
+    shape = tuple(shape)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(0, below, shape, generator=generator).to(dtype)
 
 
 def _rows(program: Program) -> dict[str, int]:

@@ -67,7 +67,7 @@ def test_opened_models_agree_with_their_reference(kind, tmp_path):
         np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-5)
     assert not module.seen.any()
     if kind != "pt2":
-        np.testing.assert_array_equal(inputs["x"], args[0].numpy())
+        np.testing.assert_array_equal(opened.example(0)["x"], args[0].numpy())
 
 
 def test_the_reference_is_not_our_graph(tmp_path):
@@ -186,8 +186,8 @@ def test_targets(name, target_module):
         ("zoo_of_targets:fails", "no weights here"),
         ("zoo_of_targets:missing", "AttributeError"),
         ("no_such_module_anywhere:f", "ModuleNotFoundError"),
-        ("zoo_of_targets:a b", "package.module:callable"),
-        ("zoo_of_targets:", "package.module:callable"),
+        ("zoo_of_targets:a b", "package.module:factory"),
+        ("zoo_of_targets:", "package.module:factory"),
     ],
 )
 def test_wrong_targets(target, words, target_module):
