@@ -2,7 +2,9 @@
 
 - Values: |got - exact| <= 2 E + 1 ulp of the output dtype, where ``exact`` is the pattern in float64 and E the error
   of the unfused chain at the same dtypes, pooled (:func:`pooled`): one element of the chain may be right by luck.
-- Where the chain overflowed but the exact result did not, the bound is 2 ulp.
+- Where the chain overflowed but the exact result did not, the bound is 2 ulp; for an output wider than a float on the
+  way to it 2 E + 1 ulp, if that is more: it was that float that overflowed.
+- Where it overflowed at a cast of the graph's own (:data:`OVERFLOWED_CAST`), the chain's special value is right too.
 - Special values follow the exact result rounded once to the output dtype (``once``), or the unfused chain (``per_op``).
 - For float64 outputs the reference is no wider than the kernel; :data:`OWN_ERROR` allows for it.
 - A NaN never disappears and never appears; integers and bools are equal.
@@ -30,6 +32,10 @@ UNUSUAL = 16.0
 #: Usual is what this fraction of the rows stays below: dropout alone makes rows of two kinds, half of them each.
 USUAL = 0.75
 
+
+#: In ``allowed``: a cast to a narrower float overflowed on the way to this element. A kernel that rounds there, as the
+#: graph says, gives what the chain gives.
+OVERFLOWED_CAST = np.inf
 
 #: Error of the float64 reference itself, relative to the largest value of a row; it matters for float64 outputs alone.
 OWN_ERROR = 16 * 2.0**-52
@@ -122,7 +128,8 @@ def compare(
         exact: the pattern in float64 (integers and bools in their own dtype).
         chain: the unfused operators at the kernel's dtypes.
         rounding: ``once`` or ``per_op``.
-        allowed: the chain's pooled error; by default from this run alone.
+        allowed: the chain's pooled error, or :data:`OVERFLOWED_CAST`; 0 where the chain overflowed on the way to an
+            output that is no wider. By default from this run alone.
         extra_ulp: a tolerance that the spec adds, in ulp of the output dtype.
     """
     if got.shape != exact.shape:
@@ -142,9 +149,12 @@ def compare(
     special = rounded(e, kind) if rounding == "once" else c
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(g - e)
-        bound = pooled([np.abs(c - e)], [e]) if allowed is None else allowed
+        overflowed = ~np.isfinite(c) & np.isfinite(e)
+        bound = np.where(overflowed, 0.0, pooled([np.abs(c - e)], [e])) if allowed is None else allowed
+        cast = overflowed & np.isinf(bound)
         step = ulp(e, kind)
-        tolerance = np.where(np.isfinite(c) | ~np.isfinite(e), 2.0 * bound + step, 2.0 * step) + extra_ulp * step
+        tolerance = 2.0 * np.where(cast, 0.0, bound) + step
+        tolerance = np.where(overflowed, np.maximum(tolerance, 2.0 * step), tolerance) + extra_ulp * step
         if kind.name == "float64" and e.size:  # the reference is no wider: it has rounding errors of its own
             sizes = np.where(np.isfinite(e), np.abs(e), 0.0)
             tolerance = tolerance + OWN_ERROR * (sizes.max(axis=-1, keepdims=True) if e.ndim else sizes)
@@ -156,6 +166,7 @@ def compare(
         wrong = np.where(
             np.isnan(special) | np.isnan(g), np.isnan(special) != np.isnan(g), ~np.where(decided, infinite, close)
         )
+        wrong &= ~(cast & ((g == c) | (np.isnan(g) & np.isnan(c))))
     return _verdict(wrong, g, special, np.where(np.isfinite(error), error, 0.0), "the reference", e, tolerance)
 
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fusionreg.core.conformance.compare import compare, pooled, rounded, ulp
+from fusionreg.core.conformance.compare import OVERFLOWED_CAST, compare, pooled, rounded, ulp
 from fusionreg.core.dtypes import dtype
 
 F16, BF16 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
@@ -126,6 +126,27 @@ def test_once_follows_float64_where_the_chain_overflowed():
     assert judge([131.125], [131.072], chain=[np.inf]).passed
     assert not judge([np.inf], [131.072], chain=[np.inf]).passed
     assert not judge([131.75], [131.072], chain=[np.inf]).passed  # five ulp: an overflowed chain excuses two
+
+
+def test_an_overflowed_cast_may_give_what_the_chain_gives():
+    excused = {"chain": [np.inf, 1.0], "allowed": np.array([OVERFLOWED_CAST, 0.0]), "kind": "float32"}
+    assert judge([np.inf, 1.0], [7e4, 1.0], **excused).passed
+    assert judge([7e4, 1.0], [7e4, 1.0], **excused).passed  # it did not round there
+    assert not judge([65504.0, 1.0], [7e4, 1.0], **excused).passed
+    assert not judge([-np.inf, 1.0], [7e4, 1.0], **excused).passed
+    assert not judge([np.nan, 1.0], [7e4, 1.0], **excused).passed
+    assert not judge([np.inf, np.inf], [7e4, 1.0], **excused).passed  # the other one did not overflow
+    gone = {"chain": [np.nan], "allowed": np.array([OVERFLOWED_CAST]), "kind": "float32"}
+    assert judge([np.nan], [2.0], **gone).passed and not judge([np.inf], [2.0], **gone).passed
+    assert not judge([2.0], [np.nan], **gone).passed  # NaN never disappears
+
+
+def test_an_output_wider_than_what_overflowed_has_the_bound_of_its_neighbours():
+    exact = np.full(2, 7e4)
+    chain, allowed = np.array([np.inf, 7e4]), np.full(2, 0.5)
+    assert judge([7e4 + 1, 7e4], exact, chain, "float32", allowed=allowed).passed
+    assert not judge([7e4 + 2, 7e4], exact, chain, "float32", allowed=allowed).passed
+    assert not judge([7e4 + 1, 7e4], exact, chain, "float32").passed  # as wide: two ulp
 
 
 def test_per_op_follows_the_chain():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+import region_kit
 
 from fusionreg.core.conformance import derive
 from fusionreg.core.conformance.reference import graph_of, in_order, reference
@@ -86,3 +87,31 @@ def test_displaced_inputs_stand_for_the_luck_of_a_chain(catalog):
     k = made.axes["K"]
     assert 0 < again.allowed["y"].max() < 4 * k * 2.0**-23
     np.testing.assert_array_equal(again.exact["y"], plain.exact["y"])
+
+
+X = np.array([1.0, 300.0, 1000.0, -300.0], np.float32)  # squares: 1, 90000 and 1e6, of which float16 holds the first
+CASTS = """
+v0 = Mul(x, x)
+v1 = Cast(v0, to="float16")
+v2 = Cast(v1, to="float32")
+y = Sub(v2, {last})"""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "dtype", "expected"),
+    [
+        (CASTS.format(last="1.0"), "float32", [False, True, True, True]),  # inf - 1
+        (CASTS.format(last="v2"), "float32", [False, True, True, True]),  # inf - inf, NaN
+        (CASTS.replace("Sub(v2, {last})", "Clip(v2, 0.0, 7.0)"), "float32", [False] * 4),  # finite again
+        ('v0 = Mul(x, x)\ny = Cast(v0, to="float32")', "float16", [False] * 4),  # no cast overflows
+        ('v0 = Mul(x, x)\ny = Cast(v0, to="float16")', "float32", [False] * 4),  # that of the output does
+    ],
+)
+def test_elements_behind_an_overflowed_cast(pattern, dtype, expected):
+    out = "float16" if pattern.endswith('"float16")') else "float32"
+    catalog = region_kit.catalog(squares=(pattern.strip(), {"x": f"{dtype}[A0]"}, {"y": f"{out}[A0]"}))
+    entry = catalog["pointwise.squares"]
+    made = derive(entry, entry.kernel("strided"), "sm_90a")[0]
+    made = made.with_(made.name, axes={"A0": 4})
+    found = reference(entry, made, {"x": X.astype(dtype)}, catalog.ops)
+    np.testing.assert_array_equal(np.isinf(found.allowed["y"]), expected)
