@@ -34,7 +34,7 @@ def problem(entry, arch, across=False):
     return bind(entry, tensors, {}, arch)
 
 
-@pytest.mark.parametrize("kernel", ["vector", "transposed", "strided"])
+@pytest.mark.parametrize("kernel", ["vector", "transposed", "ragged", "strided"])
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.name.rpartition(".")[2])
 def test_every_shipped_architecture(entry, kernel):
     sources, launches = [], []
@@ -57,7 +57,7 @@ def test_every_combination_of_parameters():
     for kernel in entry.kernels:
         made = problem(entry, "sm_90a", across=True)
         found = list(combinations(kernel, made))
-        assert len(found) == {"vector": 6, "transposed": 4, "strided": 2}[kernel.name]
+        assert len(found) == {"vector": 6, "transposed": 4, "ragged": 2, "strided": 2}[kernel.name]
         codes = compile_all([render(entry, kernel, made, c.params) for c in found])
         assert not [c for c in codes if isinstance(c, Exception)]
 

@@ -17,7 +17,7 @@ from fusionreg.core.simulator import Checks
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ADD_MUL = "v0 = Add(x, a)\ny = Mul(v0, b)"
 TWO = "v0 = Add(x, a)\ny = Relu(v0)"
-KINDS = ("vector", "transposed", "strided")
+KINDS = ("vector", "transposed", "ragged", "strided")
 SPACE = {1: "A0", 2: "A0 A1", 3: "A0 A1 A2", 4: "A0 A1 A2 A3"}
 
 
@@ -209,11 +209,12 @@ def test_strided_out(run, kernel, how):
     ("name", "dtype", "vec"),
     [("two2", "float32", 4), ("half2", "float16", 8), ("byte2", "int8", 16), ("wide2", "float64", 2)],
 )
-@pytest.mark.parametrize("shape", [(32, 64), (160, 16), (256, 128), (33, 35), (7, 50)])
-def test_tiles(run, name, dtype, vec, shape):
+@pytest.mark.parametrize("shape", [(32, 64), (160, 16), (256, 128), (33, 35), (7, 50), (2, 2), (71, 143)])
+@pytest.mark.parametrize("kernel", ["transposed", "ragged"])
+def test_tiles(run, name, dtype, vec, shape, kernel):
     """Whole tiles, tails of whole runs, and odd extents, of every width of an element."""
     x, a = (4 * normal(*shape)).astype(dtype), (4 * normal(*shape, seed=1)).astype(dtype)
-    got = run(name, x, strided(a, "transposed"), kernel="transposed")
+    got = run(name, x, strided(a, "transposed"), kernel=kernel)
     want = relu_sum(x, a)
     if dtype == "int8":
         np.testing.assert_array_equal(got, want.astype("int8"))
@@ -305,7 +306,7 @@ def test_empty(run, shape):
 @pytest.mark.parametrize("name", ["two2", "two3", "row"])
 def test_wide_indices(run, kernel, name, monkeypatch):
     """What a tensor of more than 2^31 elements takes, on a small one."""
-    if (kernel, name) == ("transposed", "row"):
+    if kernel in ("transposed", "ragged") and name == "row":
         pytest.skip("a row is contiguous along the last axis alone")
     monkeypatch.setattr(iterations, "NARROW", 8)
     iterations.space.cache_clear()
@@ -343,8 +344,9 @@ def test_shapes_that_do_not_fit(run):
         ("wide2", "float64", (48, 32)),
     ],
 )
-def test_tiles_have_no_bank_conflicts(name, dtype, shape, sim_cache):
-    key = f"pointwise.{name}/transposed"
+@pytest.mark.parametrize("kernel", ["transposed", "ragged"])
+def test_tiles_have_no_bank_conflicts(name, dtype, shape, kernel, sim_cache):
+    key = f"pointwise.{name}/{kernel}"
     runtime = Runtime(CATALOG, device="sim", cache=sim_cache, checks=Checks.full(banks=True), measured={key: 1e-9})
     x, a = normal(*shape).astype(dtype), strided(normal(*shape).astype(dtype), "transposed")
     runtime.call(f"pointwise.{name}", x, a)

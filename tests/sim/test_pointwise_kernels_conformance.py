@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import plugin_kit
 import pytest
+import region_kit
 
 from fusionreg.core.conformance import run, run_mutants
 from fusionreg.core.conformance.mutants import edit
@@ -15,7 +16,10 @@ from fusionreg.core.runtime import Runtime
 from fusionreg.core.spec import FusionSpec, KernelSpec
 
 CATALOG = registry.load(allow=("pointwise",))
+KERNELS = {"vector", "transposed", "ragged", "strided"}
 MEMBERS = [e.name for e in CATALOG.entries(["pointwise.region"])]
+
+CASTS = 'v0 = Mul(x, x)\nv1 = Cast(v0, to="float16")\nv2 = Cast(v1, to="float32")\ny = Sub(v2, 1.0)'
 
 LIVE = "if (position + VEC > fr_elements) continue;"
 FAULTS = {
@@ -34,6 +38,13 @@ FAULTS = {
         edit("another_place", "(line / VEC ^ run) * VEC", "line / VEC * VEC"),
         edit("tiles_apart", "blockIdx.x) * EDGE", "blockIdx.x) * (EDGE + VEC)"),
     ],
+    "ragged": [
+        edit("no_barrier", "__syncthreads();", ";"),
+        edit("the_next_row_too", "k >= -before && k < after", "true"),
+        edit("never_shifted", "w[i] = __funnelshift_r(w[i], w[i + 1], shift * 8)", "w[i] = w[i]"),
+        edit("one_group_of_columns", "k < turn ?", "true ?"),
+        edit("tiles_apart", "blockIdx.x) * STEP", "blockIdx.x) * (STEP + VEC)"),
+    ],
 }
 
 
@@ -41,13 +52,14 @@ FAULTS = {
 def test_conforms(name, sim_cache):
     report = run(CATALOG, [name], device="sim", cases="quick", cache=sim_cache)
     assert report.ok, "\n".join(map(str, report.failures))
-    assert {e.kernel for e in report.evaluations if e.status == "PASSED"} == {"vector", "transposed", "strided"}
+    assert {e.kernel for e in report.evaluations if e.status == "PASSED"} == KERNELS
 
 
 @pytest.mark.parametrize("kernel", FAULTS)
 def test_every_mutant_dies(kernel, sim_cache):
+    name = "residual" if kernel == "ragged" else "bias_relu"  # columns beside rows
     verdicts = run_mutants(
-        CATALOG, ["pointwise.region.bias_relu"], kernels=[kernel], device="sim", extra=FAULTS[kernel], cache=sim_cache
+        CATALOG, [f"pointwise.region.{name}"], kernels=[kernel], device="sim", extra=FAULTS[kernel], cache=sim_cache
     )
     assert not [str(v) for v in verdicts if v.survived]
     assert {m.name for m in FAULTS[kernel]} <= {v.mutant for v in verdicts if v.applies}
@@ -68,3 +80,19 @@ def test_the_kernel_that_the_documentation_shows(tmp_path, sim_cache):
     x, bias = rng.standard_normal((30, 40)).astype("f4")[:, ::-2], rng.standard_normal(20).astype("f4")
     np.testing.assert_array_equal(runtime.call("acme.sum", x, bias), np.maximum(x + bias, 0))
     assert dict(runtime.kernels_used) == {"acme.sum/plain": 1}
+
+
+def test_kernels_that_round_at_an_overflowed_cast_pass_and_wrong_ones_fail(sim_cache):
+    text = (CASTS, {"x": "float32[A0 A1]"}, {"y": "float32[A0 A1]"})
+    catalog = region_kit.catalog(squares=text)
+    kernel = {"kernels": ["strided"], "device": "sim", "cache": sim_cache}
+    report = run(catalog, ["pointwise.squares"], cases="quick", **kernel)
+    assert report.ok, "\n".join(map(str, report.failures))
+    wrong = [
+        edit("largest_instead", "out0 = v3;", "out0 = v3 > 3e38f ? 65503.0f : v3;"),
+        edit("nan_instead", "out0 = v3;", "out0 = v3 > 3e38f ? v3 - v3 : v3;"),
+        edit("infinite_everywhere", "out0 = v3;", "out0 = v0 > 4.0f ? INFINITY : v3;"),
+    ]
+    verdicts = run_mutants(catalog, ["pointwise.squares"], extra=wrong, **kernel)
+    assert {m.name for m in wrong} <= {v.mutant for v in verdicts if v.applies}
+    assert not [str(v) for v in verdicts if v.survived]

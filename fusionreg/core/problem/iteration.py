@@ -128,6 +128,7 @@ class Space:
             "widest": self.widest,
             "tile_widest": self.tile_widest,
             "staged_bytes": sum(o.bytes for o in it.operands if it.transposed(o)),
+            "returned_bytes": sum(o.bytes for o in it.operands if o.output and it.transposed(o)),
             "traffic": sum(sizes),
             "gathered_bytes": sum(o.bytes for o in it.operands if it.moves(o) == "each" and o.steps[-1]),
             "scattered": sum(

@@ -62,6 +62,10 @@ class View:
         step = self.steps[axis]
         return Code(f"{self.name}_stride_{axis}" if step == Step.GENERAL else str(int(step)))
 
+    def value(self, element: str) -> Code:
+        """An element of it in the C++ type that its values are computed in."""
+        return Code(element if self.compute == self.type else f"fr::to_float({element})")
+
     def offset(self, *without: int, index: str = "i") -> Code:
         """Its offset at the indices ``i0``, ``i1`` … (another letter: ``index``), as C++, leaving out some axes."""
         axes = [a for a in range(len(self.steps)) if a not in {w % len(self.steps) for w in without}]
@@ -113,20 +117,22 @@ class Region:
         """Axis numbers, slow to fast."""
         return tuple(range(self.rank))
 
-    def apply(self, vector: str, single: str, scalar: str, output: str) -> Code:
+    def apply(self, vector: str, single: str, scalar: str, output: str, row: str = "") -> Code:
         """C++ statements that compute the outputs of one position from the inputs.
 
         The texts say where an operand's element is held, with ``@`` for its name: an input's in general, where a vector
-        of positions has one element of it, where all positions have the same; an output's.
+        of positions has one element of it, where all positions have the same; an output's. ``row``: the value, in the
+        type that it is computed in, of an input that is the same along a row, where vectors go over the ends of rows;
+        as in general if it is left out.
         """
-        held = {}
+        held, given = {}, []
         for v in self.operands:
             text = output if v.output else scalar if v.scalar else single if v.moves == "one" else vector
-            held[v.name] = str(text).replace("@", v.name)
+            ready = bool(row) and not v.output and not v.scalar and v.moves == "each" and not v.along
+            held[v.name] = str(row if ready else text).replace("@", v.name)
+            if not v.output:
+                given.append(held[v.name] if ready else v.value(held[v.name]))
         plain = {v.name: v.compute == v.type for v in self.operands}
-        given = [
-            held[v.name] if plain[v.name] else f"fr::to_float({held[v.name]})" for v in self.operands if not v.output
-        ]
         lines = [f"{v.compute} fr_to_{v.name};" for v in self.outputs]
         lines.append(f"{FUNCTION}({', '.join([*given, *(f'fr_to_{v.name}' for v in self.outputs)])});")
         for v in self.outputs:

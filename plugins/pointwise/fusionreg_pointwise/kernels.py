@@ -68,4 +68,24 @@ TRANSPOSED = KernelSpec(
     estimate=f"3e-6 + traffic * (1.1 + 0.8 / (VEC * element_bytes)) / 4e12 * {_padded('columns')} * {_padded('depth')}",
 )
 
-KERNELS = (VECTOR, TRANSPOSED, STRIDED)
+RAGGED = KernelSpec(
+    name="ragged",
+    template="region_ragged.cu.j2",
+    summary="the same where rows or columns are no whole numbers of runs: runs are shifted into place",
+    regions="*",
+    strides="*",
+    requires=("returned_bytes == 0",),
+    params={"VEC": (16, 8, 4, 2), "WIDTH": (1, 2)},
+    valid=("VEC * element_bytes == 16",),
+    constants={"LINES": "8 * VEC", "COLUMNS": "8 * VEC * WIDTH", "THREADS": "min(256, 64 * VEC * WIDTH)"},
+    grid=(
+        "ceildiv(columns + VEC - 1, COLUMNS - VEC)",
+        f"min(ceildiv(depth, LINES), {MOST})",
+        f"min(elements // max(columns * depth, 1), {MOST})",
+    ),
+    block="THREADS",
+    shared_memory="staged_bytes * COLUMNS * (LINES + 1)",
+    pending="no GPU has run it yet",
+)
+
+KERNELS = (VECTOR, TRANSPOSED, RAGGED, STRIDED)

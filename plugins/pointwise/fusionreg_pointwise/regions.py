@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusionreg.core.spec import FusionSpec, Region, Workload
+from fusionreg.core.spec import Case, FusionSpec, Region, Workload
 
 from .kernels import KERNELS
 
@@ -74,7 +74,10 @@ CHANNELS = Region(
     outputs={"y": "T[A0 A1 A2]"},
     dtypes={"T": ("bfloat16",)},
     extents=SMALL,
-    workloads=(_workload("64x256x3136", "bfloat16", MOST, "S8 more"),),
+    workloads=(
+        _workload("64x256x3136", "bfloat16", MOST, "S8 more"),
+        _workload("64x256x3137", "bfloat16", MOST, "S8 more", summary="vectors run past the ends of rows"),
+    ),
 )
 
 RESIDUAL = Region(
@@ -86,7 +89,14 @@ RESIDUAL = Region(
     outputs={"y": "T[A0 A1 A2]"},
     dtypes={"T": ("bfloat16",)},
     extents=SMALL,
-    workloads=(_workload("64x256x4096", "bfloat16", MOST, "S8 more", layouts={"residual": "channels_last"}),),
+    cases=(
+        Case(name="odd", axes={"A0": 2, "A1": 19, "A2": 75}, layouts={"residual": "channels_last"},
+             summary="no row and no column begins where a vector does"),
+    ),
+    workloads=(
+        _workload("64x256x4096", "bfloat16", MOST, "S8 more", layouts={"residual": "channels_last"}),
+        _workload("64x255x3137", "bfloat16", MOST, "S8 more", layouts={"residual": "channels_last"}),
+    ),
 )
 
 TWELVE = Region(
