@@ -38,6 +38,11 @@ CATALOG = region_kit.catalog(
     row=two(2, a="float32[A1]"),
     row_bf16=two(2, "bfloat16", a="bfloat16[A1]"),
     column=two(2, a="float32[A0 1]"),
+    gated=(
+        "v0 = Add(x, a)\nv1 = Mul(v0, c)\ny = Mul(v1, r)",
+        {"x": "float16[A0 A1]", "a": "float16[A0 A1]", "c": "float16[A0 1]", "r": "float16[A1]"},
+        {"y": "float16[A0 A1]"},
+    ),
     channel=two(4, a="float32[A1 1 1]"),
     channel_last=two(4, a="float32[A3]"),
     number=two(2, a="float32[]"),
@@ -227,6 +232,16 @@ def test_tiles(run, name, dtype, vec, shape, kernel):
 def test_channels_last_beside_channels_first(run, kernel, shape):
     x, a = normal(*shape, dtype="float16"), strided(normal(*shape, dtype="float16", seed=1), "channels last")
     check(run("half4", x, a, kernel=kernel), relu_sum(x, a))
+
+
+@pytest.mark.parametrize("kernel", KINDS)
+@pytest.mark.parametrize("shape", [(62, 66), (16, 32), (13, 71)])
+def test_rows_and_columns_beside_tiles(run, kernel, shape):
+    """An element of each row, and one of each column, whatever a vector spans."""
+    x, a = normal(*shape, dtype="float16"), strided(normal(*shape, dtype="float16", seed=1), "transposed")
+    c, r = normal(shape[0], 1, dtype="float16", seed=2), normal(shape[1], dtype="float16", seed=3)
+    want = (x.astype(np.float64) + a) * c * r
+    check(run("gated", x, a, c, r, kernel=kernel), want)
 
 
 @pytest.mark.parametrize("shape", [(24, 32), (13, 9)])
