@@ -57,6 +57,7 @@ class FakeLibrary:
     )  # the stack of this thread; context of device i is 1000 + i
     shared: dict[int, int] = field(default_factory=dict)
     capturing: bool = False
+    resident: int = 8  # blocks of any kernel that a multiprocessor holds
     parameters: int = 0
 
     def __post_init__(self):
@@ -100,6 +101,10 @@ class FakeLibrary:
         assert attribute == 8
         self.shared[function] = value
         return 0
+
+    def _cuOccupancyMaxActiveBlocksPerMultiprocessor(self, out, function, threads, shared):
+        assert self.contexts and threads > 0
+        return _store(ctypes.c_int, out, self.resident)
 
     def _cuGetErrorName(self, code, out):
         return _store(ctypes.c_char_p, out, b"CUDA_ERROR_FAKE")

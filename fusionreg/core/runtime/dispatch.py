@@ -238,16 +238,18 @@ class Runtime:
         if problem.empty:
             kernel = selection.accepted[0].kernel.key if selection else ""
             return Nothing(kernel, Allocation(call.library, call.place, problem))
-        if not selection and densify:
+        refused = list(selection.refused)
+        for candidate in selection.accepted:  # best first; what the device cannot have gives way to the next
+            kind = self._gpu if on_gpu else self._simulator
+            made = kind(entry, call, problem, candidate)
+            if not isinstance(made, str):
+                return made
+            refused.append(Refusal(candidate.kernel, made))
+        if densify:
             dense = [n for n in call.arrays if not call.tensors[n].is_contiguous]
             if dense:
                 return self._densified(entry, call, attributes, dense, Allocation(call.library, call.place, problem))
-        if not selection:
-            return self._unfused(entry, call, problem, selection)
-        candidate = selection.accepted[0]
-        return (
-            self._gpu(entry, call, problem, candidate) if on_gpu else self._simulator(entry, call, problem, candidate)
-        )
+        return self._unfused(entry, call, problem, Selection((), tuple(refused)))
 
     def _densified(
         self,
@@ -281,7 +283,8 @@ class Runtime:
         )
         return Selection(able, found.refused + unable)
 
-    def _gpu(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared:
+    def _gpu(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared | str:
+        """The launch, or why the device cannot have it."""
         cuda, device = driver(), call.place.ordinal
         stream = call.library.stream()(device)
         if not self.kernels.has(entry, candidate, problem, device) and cuda.capturing(stream):
@@ -291,6 +294,9 @@ class Runtime:
             )  # fmt: skip
         self._check_launch(candidate, problem)
         loaded = self.kernels.on_gpu(entry, candidate, problem, device)
+        wrong = loaded.misfit(cuda, candidate.launch, device)
+        if wrong:
+            return wrong
         arguments = loaded.source.arguments
         return GpuLaunch(
             kernel=candidate.kernel.key, driver=cuda, function=loaded.function, module=loaded.module,
@@ -300,7 +306,8 @@ class Runtime:
             several_devices=cuda.device_count() > 1,
         )  # fmt: skip
 
-    def _simulator(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared:
+    def _simulator(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared | str:
+        """As :meth:`_gpu`."""
         self._check_launch(candidate, problem)
         source, simulated = self.kernels.in_simulator(entry, candidate, problem)
         return SimulatorLaunch(

@@ -148,6 +148,13 @@ class Driver:
         code = self.library.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, size)
         self.check(code, whom, f"cannot give {size} bytes of shared memory to")
 
+    def resident(self, function: int, threads: int, shared: int, device: int) -> int:
+        """Blocks of a kernel that the device holds at once; ``shared``: bytes of dynamic shared memory."""
+        blocks = ctypes.c_int()
+        ask = self.library.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        self.check(ask(ctypes.byref(blocks), function, threads, shared), f"on device {device}", "cannot place blocks")
+        return blocks.value * self.multiprocessors(device)
+
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _SIGNATURES: dict[str, list[Any]] = {
@@ -162,6 +169,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuCtxPopCurrent_v2": [_POINTER],
     "cuStreamIsCapturing": [_POINTER, _POINTER],
     "cuFuncSetAttribute": [_POINTER, _INT, _INT],
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor": [_POINTER, _POINTER, _INT, ctypes.c_size_t],
     "cuGetErrorName": [_INT, _POINTER],
     "cuGetErrorString": [_INT, _POINTER],
     "cuLaunchKernelEx": [_POINTER, _POINTER, _POINTER, _POINTER],

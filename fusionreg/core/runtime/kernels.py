@@ -13,8 +13,9 @@ from ..compiler.nvrtc import binding
 from ..compiler.nvrtc import version as nvrtc_version
 from ..errors import LaunchError
 from ..problem import Candidate, Problem
+from ..problem.geometry import Launch
 from ..render import KernelSource, render, variant
-from ..targets import for_capability
+from ..targets import for_capability, target
 from .driver import SHARED_WITHOUT_ASKING, Driver, driver
 
 if TYPE_CHECKING:
@@ -30,6 +31,28 @@ class Loaded:
     module: Any
     function: int
     shared: int = 0
+
+    def misfit(self, cuda: Driver, launch: Launch, device: int) -> str:
+        """Why the device cannot have this launch, as its expressions alone could not tell; "" when it can.
+
+        Shared memory that the code declares counts beside what the launch asks for, and a cooperative grid must be
+        resident as a whole, with the registers that the compiler gave it. What fits has room made for it.
+        """
+        limit = target(self.code.target).shared_memory
+        if launch.shared_memory + self.code.shared > limit:
+            own = f"{self.code.shared} bytes of its own and {launch.shared_memory} of dynamic shared memory"
+            return f"{own}, {self.code.target} has {limit}"
+        self.allow(cuda, launch.shared_memory)
+        if not launch.cooperative:
+            return ""
+        cuda.push(device)
+        try:
+            room = cuda.resident(self.function, launch.threads, launch.shared_memory, device)
+        finally:
+            cuda.pop()
+        if launch.blocks <= room:
+            return ""
+        return f"a cooperative grid of {launch.blocks} blocks, {cuda.name(device)} holds {room} of them at once"
 
     def allow(self, cuda: Driver, shared: int) -> None:
         """Makes room for ``shared`` bytes of dynamic shared memory; the most that was asked for stays allowed."""
@@ -47,7 +70,10 @@ class Kernels:
         self._simulated: dict[Any, tuple[KernelSource, Any]] = {}
 
     def on_gpu(self, entry: FusionEntry, candidate: Candidate, problem: Problem, device: int) -> Loaded:
-        """The kernel, loaded on ``device``; :class:`CompileError`, :class:`LaunchError` when it cannot be."""
+        """The kernel, loaded on ``device``; :class:`CompileError`, :class:`LaunchError` when it cannot be.
+
+        Ask its :meth:`Loaded.misfit` before a launch.
+        """
         key = (device, variant(entry, candidate.kernel, problem, candidate.params))
         found = self._loaded.get(key)
         if found is None:
@@ -55,7 +81,6 @@ class Kernels:
             code = compile_source(source, self._cache(), (self._observer,))
             module, function = load(code, device)
             found = self._loaded[key] = Loaded(source, code, module, function)
-        found.allow(driver(), candidate.launch.shared_memory)
         return found
 
     def has(self, entry: FusionEntry, candidate: Candidate, problem: Problem, device: int) -> bool:

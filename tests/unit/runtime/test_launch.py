@@ -13,6 +13,7 @@ import pytest
 from fusionreg.core.cache import Cache
 from fusionreg.core.errors import ArgumentError, CompileError, LaunchError
 from fusionreg.core.runtime import Runtime, kernels
+from fusionreg.core.runtime.dispatch import FallbackWarning
 from fusionreg.core.runtime.driver import Attribute, Config
 from fusionreg.core.runtime.libraries import Place, library_of
 from fusionreg.core.spec import AttributeSpec
@@ -240,6 +241,57 @@ def test_large_shared_memory_is_asked_for(gpu, cache, tmp_path):
     for n in (8, 64, 128, 100):
         runtime.call("acme.add_relu", np.zeros((2, n), np.float32), np.zeros(n, np.float32))
     assert gpu.shared == {5001: 128 * 1024} and [g.shared for g in gpu.launches] == [8192, 65536, 131072, 102400]
+
+
+PLAIN = """\
+{{ signature }} {
+  __shared__ float room[{{ ROOM }}];
+  const long long i = blockIdx.x * 256LL + threadIdx.x;
+  room[threadIdx.x % {{ ROOM }}] = 0.0f;
+  __syncthreads();
+  if (i < M * N) y[i] = fr::from_float<T>(fr::relu(fr::to_float(x[i]) + fr::to_float(bias[i % N]) + room[i % {{ ROOM }}]));
+}
+"""
+
+
+def two_kernels(tmp_path, **first):
+    """``first``, which the estimates prefer, and ``second``, which takes everything."""
+    spec = plugin_kit.add_relu(kernel_constants={"ROOM": "256"})
+    plain = spec.kernels[0]
+    kernels_ = (
+        plain.model_copy(update={"name": "first", "estimate": "1e-9", **first}),
+        plain.model_copy(update={"name": "second", "estimate": "1e-3"}),
+    )
+    return plugin_kit.catalog(tmp_path, {"k.cu.j2": PLAIN}, spec.model_copy(update={"kernels": kernels_}))
+
+
+def used(catalog, cache, m):
+    runtime = Runtime(catalog, cache=cache)
+    runtime.call("acme.add_relu", zeros(m, 256), zeros(256))
+    return dict(runtime.kernels_used)
+
+
+def test_a_cooperative_grid_that_does_not_fit_gives_way(gpu, cache, tmp_path):
+    catalog = two_kernels(tmp_path, cooperative=True)
+    gpu.resident = 2
+    assert used(catalog, cache, 2 * 132) == {"acme.add_relu/first": 1}
+    assert used(catalog, cache, 2 * 132 + 1) == {"acme.add_relu/second": 1}
+    assert [g.attributes.keys() for g in gpu.launches] == [{2}, set()] and gpu.contexts == [1000]
+
+
+@pytest.mark.parametrize(("dynamic", "expected"), [(232_448 - 1024, "first"), (232_448 - 1023, "second")])
+def test_shared_memory_that_the_code_declares_counts(gpu, cache, tmp_path, dynamic, expected):
+    catalog = two_kernels(tmp_path, shared_memory=str(dynamic))
+    assert used(catalog, cache, 4) == {f"acme.add_relu/{expected}": 1}
+
+
+def test_no_kernel_fits_the_device(gpu, cache, tmp_path):
+    spec = plugin_kit.add_relu(kernel_constants={"ROOM": "256"}, kernel_cooperative=True)
+    gpu.resident = 0
+    runtime = Runtime(plugin_kit.catalog(tmp_path, {"k.cu.j2": PLAIN}, spec), cache=cache)
+    with pytest.warns(FallbackWarning, match="a cooperative grid of 4 blocks, Fake GPU holds 0 of them at once"):
+        runtime.call("acme.add_relu", zeros(4, 256), zeros(256))
+    assert not gpu.launches
 
 
 @pytest.mark.parametrize("capability", [(6, 1), (7, 5), (13, 0)])
