@@ -13,6 +13,10 @@ _HOMES = {
     "load_registry": "fusionreg.api",
     "Registry": "fusionreg.api",
     "fuse": "fusionreg.api",
+    "verify": "fusionreg.verifying",
+    "Verification": "fusionreg.verifying",
+    "capture": "fusionreg.integrations.torch.graphs",
+    "GraphPool": "fusionreg.integrations.torch.graphs",
     "FusionSpec": "fusionreg.core.spec",
     "KernelSpec": "fusionreg.core.spec",
     "AttributeSpec": "fusionreg.core.spec",
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from fusionreg.core.errors import FusionregError
     from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance, Workload
     from fusionreg.hookspecs import hookimpl
+    from fusionreg.verifying import Verification, verify
+    from fusionreg.integrations.torch.graphs import GraphPool, capture
 
 
 def __getattr__(name: str) -> Any:
