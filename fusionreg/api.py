@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from fusionreg.core.matcher.match import Matches
 from fusionreg.core.matcher.regions import Maker, near_misses
 from fusionreg.core.planner import plan as planner
 from fusionreg.core.planner.costs import CostModel
+from fusionreg.core.planner.executor import LIBRARY, Executor
+from fusionreg.core.planner.executor import executor as executor_of
 from fusionreg.core.registry.catalog import Catalog, FusionEntry, load
 from fusionreg.core.render.pointwise import supported
 from fusionreg.core.runtime import Runtime
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from fusionreg.core.planner.plan import Plan, Policy
     from fusionreg.core.runtime import Bound
     from fusionreg.model import FusedModel
+
+#: Environment variable: how many sites of each plan are taken, in the order of the graph.
+FUEL = "FUSIONREG_FUEL"
 
 
 def load_registry(
@@ -147,14 +153,41 @@ class Registry(Mapping[str, FusionEntry]):
     def _regions(self, graph: Graph, taken: Collection[str] = ()) -> Iterator[Match]:
         return matcher.captured(graph, self._fusions, self.catalog.ops, self._maker, taken)
 
-    def plan(self, model: Any, *example: Any, policy: Policy = "balanced", matches: Matches | None = None) -> Plan:
-        """The set of matches that saves most time under ``policy``."""
+    def plan(
+        self,
+        model: Any,
+        *example: Any,
+        policy: Policy = "balanced",
+        executor: str | Executor = LIBRARY,
+        matches: Matches | None = None,
+        fuel: int | None = None,
+        refuses: Callable[[Match], str | None] | None = None,
+    ) -> Plan:
+        """The set of matches that saves most time.
+
+        Args:
+            model, example: as for :meth:`fuse`, or a :class:`Graph`.
+            policy: ``off``, ``conservative``, ``balanced`` or ``aggressive``; see ``core.planner.policies``.
+            executor: who runs what is not fused: ``library`` (our own evaluator, as :meth:`fuse` does), ``eager``,
+                ``inductor``, ``inductor-max-autotune`` or ``onnxruntime``; see ``core.planner.executor``.
+            matches: of this graph, where they were found already.
+            refuses: match → why the caller cannot use it, None where it can.
+            fuel: how many sites are taken at most, in the order of the graph; None reads ``FUSIONREG_FUEL``.
+            refuses: match → why it cannot be taken for a reason of the caller's, None where it can.
+
+        Raises: :class:`UnknownNameError` for another policy or executor, :class:`ArgumentError` for fuel that is no
+        number.
+        """
         graph = self.graph(model, *example)
         found = self._find(graph) if matches is None else matches
-        cost = CostModel(self.catalog.ops, measured=self.runtime.expected)
+        cost = CostModel(self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected)
+
+        def accepts(match: Match) -> str | None:
+            return (refuses(match) if refuses is not None else None) or self.runtime.refusal(match)
+
         return planner.plan(
-            graph, found.matches, cost=cost, policy=policy, accepts=self.runtime.refusal, fusions=self.catalog,
-            regions=partial(self._regions, graph),
+            graph, found.matches, cost=cost, policy=policy, accepts=accepts, fusions=self.catalog,
+            regions=partial(self._regions, graph), fuel=_fuel() if fuel is None else fuel,
         )  # fmt: skip
 
     def fuse(self, model: Any, *example: Any, policy: Policy = "balanced", dynamic_shapes: Any = None) -> Any:
@@ -182,3 +215,13 @@ class Registry(Mapping[str, FusionEntry]):
         from fusionreg.integrations import open_model
 
         return open_model(model, example, ops=self.catalog.ops, **options)
+
+
+def _fuel() -> int | None:
+    """``FUSIONREG_FUEL``; None where it is not set. :class:`ArgumentError` where it is no count."""
+    given = os.environ.get(FUEL, "").strip()
+    if not given:
+        return None
+    if not given.isdecimal():
+        raise ArgumentError("cannot plan", "with fuel", f"{FUEL}={given!r}", "a number of sites, 0 or more")
+    return int(given)

@@ -81,6 +81,10 @@ class GraphError(FusionregError):
     """An IR graph breaks an invariant, or shape and type inference fails; ``facts``: node."""
 
 
+class PlanError(FusionregError):
+    """A stored plan is damaged, or is none for this graph and these plugins; ``facts``: field."""
+
+
 class RenderError(FusionregError):
     """A template cannot be rendered; ``facts``: template, line, variable."""
 

@@ -101,6 +101,7 @@ class Match:
             "guards": list(self.guards),
             "forms": dict(self.forms),
             "base": self.base,
+            "captured": self.captured,
         }
 
 

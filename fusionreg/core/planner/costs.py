@@ -1,21 +1,25 @@
 """What a node costs: bytes moved, floating-point operations, launches, and the seconds they come to. Floor 4.
 
 Nominal on purpose: a roofline over shapes and a device's data-sheet numbers, good for saying which of two plans moves
-less. A measured time, where there is one, takes its place (``CostModel.measured``).
+less. How a fusion measured against the executor of the rest, where somebody measured it, takes its place
+(``CostModel.gains``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DTYPES
-from ..frozen import FrozenDict
 from ..ir import Graph, Node, Value
 from ..matcher.match import Match
 from ..spec import OpSpec
+from .executor import LIBRARY, PRODUCTS, Executor
+
+if TYPE_CHECKING:
+    from .savings import GraphCosts
 
 
 @dataclass(frozen=True)
@@ -72,18 +76,17 @@ class Cost:
         return {"bytes": self.bytes, "flops": self.flops, "launches": self.launches, "seconds": self.seconds}
 
 
-#: Operators that move no data: they give the same elements another shape.
-FREE = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape", "Size"})
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """How a fusion measured against an executor.
 
-#: Operators that our own executor runs as several library kernels, each over the whole tensor: how many, at least.
-#: A compiled executor of the rest, or one with kernels of its own for them, has none.
-PASSES: Mapping[str, int] = FrozenDict(
-    {"LayerNormalization": 8, "RMSNormalization": 6, "GroupNormalization": 8, "InstanceNormalization": 8}
-    | {"BatchNormalization": 4, "Softmax": 5, "LogSoftmax": 5, "fusionreg::Dropout": 6, "fusionreg::SoftmaxGrad": 4}
-    | {"fusionreg::LayerNormalizationGrad": 16, "fusionreg::RMSNormalizationGrad": 12}
-)
+    Attributes:
+        ratio: its time over the executor's: below 1 it is faster.
+        source: which measurement that was.
+    """
 
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Attention", "MatMulInteger"})
+    ratio: float
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,17 +97,23 @@ class CostModel:
         ops: the vocabulary, for telling point-wise operators from others.
         device: its numbers.
         extent: what a symbolic extent counts as.
-        measured: match → measured seconds of its fused call, None where nothing was measured.
-        free: operators that cost nothing where the rest of the graph runs.
-        passes: operators that are more than one kernel there, each over the whole tensor: how many.
+        executor: who runs what is not fused.
+        measured: match → seconds of its fused call, where a plugin tells; None where none does.
+        gains: (match, executor, bytes of its inputs and outputs) → how it measured against that executor; None where
+            nothing like it was measured.
     """
 
     ops: Mapping[str, OpSpec] = field(repr=False)
     device: DeviceModel = DeviceModel()
     extent: int = 128
+    executor: Executor = LIBRARY
     measured: Callable[[Match], float | None] = field(default=lambda match: None, repr=False)
-    free: Collection[str] = FREE
-    passes: Mapping[str, int] = field(default=PASSES, repr=False)
+    gains: Callable[[Match, Executor, int], Gain | None] = field(default=lambda match, executor, size: None, repr=False)
+
+    @property
+    def free(self) -> frozenset[str]:
+        """Operators that cost nothing where the rest runs."""
+        return self.executor.free
 
     def elements(self, value: Value) -> int:
         """How many elements a value has; unknown ranks count as one symbolic extent."""
@@ -121,14 +130,14 @@ class CostModel:
         """One node run by itself: each of its kernels reads its inputs and writes its outputs."""
         if node.op in self.free:
             return Cost()
-        launches = self.passes.get(node.op, 1)
+        launches = self.executor.passes.get(node.op, 1)
         moved = launches * self._bytes(graph, {*node.inputs, *node.outputs})
         flops = self.flops(graph, node)
         seconds = self.seconds(moved, self.busy(graph, node, flops)) + (launches - 1) * self.device.launch
         return Cost(moved, flops, launches, seconds)
 
     def unfused(self, graph: Graph, nodes: Iterable[str]) -> Cost:
-        """The nodes one by one."""
+        """The nodes as the executor runs them."""
         return self.on(graph).unfused(nodes)
 
     def fused(self, graph: Graph, match: Match) -> Cost:
@@ -136,17 +145,19 @@ class CostModel:
         return self.on(graph).fused(match)
 
     def saved(self, graph: Graph, match: Match) -> Cost:
-        """What fusing saves: unfused minus fused; negative where it costs."""
-        return self.on(graph).saved(match)
+        """What fusing saves; negative where it costs."""
+        return self.on(graph).saved(match).cost
 
     def on(self, graph: Graph) -> GraphCosts:
         """The same for many matches of one graph: each node is looked at once."""
+        from .savings import GraphCosts
+
         return GraphCosts(self, graph)
 
     def flops(self, graph: Graph, node: Node) -> int:
         """Multiply-adds count twice; an element-wise operation once per element of its largest operand."""
         out = self.elements(graph.values[node.outputs[0]]) if node.outputs and node.outputs[0] else 0
-        if node.op in _PRODUCTS and len(node.inputs) > 1:
+        if node.op in PRODUCTS and len(node.inputs) > 1:
             return 2 * out * self._depth(graph, node)
         return max([out, *(self.elements(graph.values[i]) for i in node.inputs if i)], default=0)
 
@@ -169,7 +180,7 @@ class CostModel:
         """Seconds of a node's arithmetic, were its data there."""
         if node.op in self.free:
             return 0.0
-        if node.op in _PRODUCTS:
+        if node.op in PRODUCTS:
             kind = graph.values[node.inputs[0]].dtype
             return flops / self.device.flops.get(kind, self.device.vector_flops)
         return flops / self.device.vector_flops
@@ -177,48 +188,3 @@ class CostModel:
     def seconds(self, moved: int, busy: float) -> float:
         """Seconds of one launch that moves so many bytes and computes for so long."""
         return max(moved / self.device.bandwidth, busy) + self.device.launch
-
-
-class GraphCosts:
-    """A cost model on one graph."""
-
-    def __init__(self, model: CostModel, graph: Graph) -> None:
-        self.model, self.graph = model, graph
-        self._nodes: dict[str, tuple[Cost, float]] = {}
-        self._sizes: dict[str, int] = {}
-
-    def _node(self, name: str) -> tuple[Cost, float]:
-        """A node's cost, and the seconds that its arithmetic alone takes."""
-        known = self._nodes.get(name)
-        if known is None:
-            node = self.graph.node_by_name[name]
-            cost = self.model.node(self.graph, node)
-            known = self._nodes[name] = (cost, self.model.busy(self.graph, node, cost.flops))
-        return known
-
-    def unfused(self, nodes: Iterable[str]) -> Cost:
-        """The nodes one by one."""
-        costs = [self._node(n)[0] for n in nodes]
-        return Cost(
-            sum([c.bytes for c in costs]),
-            sum([c.flops for c in costs]),
-            sum([c.launches for c in costs]),
-            sum([c.seconds for c in costs]),
-        )
-
-    def fused(self, match: Match) -> Cost:
-        """The match as one kernel: reads its inputs and writes its outputs once."""
-        values, sizes, moved = self.graph.values, self._sizes, 0
-        for name in {*match.inputs.values(), *match.outputs.values()}:
-            if name not in sizes:
-                sizes[name] = self.model.size(values[name])
-            moved += sizes[name]
-        nodes = [self._node(n) for n in match.nodes]
-        seconds = self.model.measured(match)
-        if seconds is None:
-            seconds = self.model.seconds(moved, sum([busy for _, busy in nodes]))
-        return Cost(moved, sum([c.flops for c, _ in nodes]), 1, seconds)
-
-    def saved(self, match: Match) -> Cost:
-        """What fusing saves: unfused minus fused; negative where it costs."""
-        return self.unfused(match.nodes) - self.fused(match)

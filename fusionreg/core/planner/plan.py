@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 from ..errors import UnknownNameError
 from ..ir import Graph
-from ..matcher.legality import hazards
 from ..matcher.match import Match
 from .costs import Cost, CostModel
-from .packing import pack
+from .cycles import cycle
+from .digest import graph_digest
+from .packing import WORK, pack
+from .policies import FUEL, Policy, lost, refusal
+from .savings import GraphCosts, Saving
 
-Policy = Literal["off", "conservative", "balanced", "aggressive"]
+__all__ = ["Loser", "Plan", "Policy", "plan"]
 
 
 @dataclass(frozen=True)
@@ -36,15 +41,20 @@ class Loser:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be fused.
+    """What will be fused. ``str(plan)`` is a table; ``to_dict`` and ``from_dict`` keep it in JSON.
 
     Attributes:
         chosen: matches that share no node and make no cycle together, ordered by their place in the graph.
-        savings: what each of them saves by the cost model.
-        losers: all other matches, in the same order.
+        savings: what each of them saves once those before it are taken: their sum is what the plan saves.
+        losers: all other matches, in the same order; those that fuel cut off come last.
         policy: the policy it was made under.
         exact: whether no other choice saves more by the cost model; False where a component was too large for an
-            exact answer, or where a cycle among several matches had to be broken.
+            exact answer, or where several matches had to be told apart after the choice: on a cycle, or because the
+            executor's kernels made a win of each alone and not of all.
+        executor: who was to run the rest.
+        basis: what each saving rests on: ``model``, or the measurement.
+        graph: digest of the graph that it is for.
+        fuel: how many sites it was cut off at; None where it was not.
     """
 
     chosen: tuple[Match, ...]
@@ -52,11 +62,33 @@ class Plan:
     losers: tuple[Loser, ...]
     policy: Policy
     exact: bool = True
+    executor: str = "library"
+    basis: tuple[str, ...] = ()
+    graph: str = ""
+    fuel: int | None = None
 
     @property
     def saved(self) -> Cost:
         """Bytes, operations, launches and seconds that the whole plan saves."""
         return sum(self.savings, Cost())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over what it does: its graph, and the matches that it takes. Equal in every process and on every rank
+        that plans the same graph with the same plugins."""
+        does = [self.graph, self.policy, self.executor, [_key(m) for m in self.chosen]]
+        return hashlib.sha256(json.dumps(does, separators=(",", ":")).encode()).hexdigest()
+
+    def limited(self, fuel: int) -> Plan:
+        """The same with its first ``fuel`` sites alone."""
+        if fuel >= len(self.chosen):
+            return replace(self, fuel=fuel)
+        kept, cut = self.chosen[:fuel], self.chosen[fuel:]
+        losers = tuple(replace(x, by=None) if x.by in cut else x for x in self.losers)
+        return replace(
+            self, chosen=kept, savings=self.savings[:fuel], basis=self.basis[:fuel],
+            losers=(*losers, *(Loser(m, FUEL) for m in cut)), fuel=fuel,
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator[Match]:
         return iter(self.chosen)
@@ -66,25 +98,39 @@ class Plan:
 
     def __repr__(self) -> str:
         s = self.saved
+        beside = "" if self.executor == "library" else f" beside {self.executor}"
         how = "" if self.exact else ", approximate"
         return (
             f"Plan({len(self.chosen)} sites, {len(self.losers)} losers, saves {s.seconds * 1e6:.1f} µs, "
-            f"{s.bytes} bytes, {s.launches} launches, {self.policy}{how})"
+            f"{s.bytes} bytes, {s.launches} launches, {self.policy}{beside}{how})"
         )
+
+    def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self, losers: bool = True) -> str:
+        """Its sites and, unless ``losers`` is false, what was not taken and why, as a table of plain text."""
+        from .stored import describe
+
+        return describe(self, losers)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {
-            "policy": self.policy,
-            "exact": self.exact,
-            "saved": self.saved.to_dict(),
-            "chosen": [m.to_dict() | {"saved": s.to_dict()} for m, s in zip(self.chosen, self.savings, strict=True)],
-            "losers": [
-                {"fusion": x.match.fusion, "root": x.match.root, "nodes": list(x.match.nodes), "reason": x.reason}
-                | {"by": None if x.by is None else {"fusion": x.by.fusion, "root": x.by.root}}
-                for x in self.losers
-            ],
-        }
+        from .stored import to_dict
+
+        return to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """What :meth:`to_dict` gave, also by way of JSON; :class:`PlanError` names what is damaged."""
+        from .stored import from_dict
+
+        return from_dict(data)
+
+
+def _key(m: Match) -> str:
+    bound = (tuple(d.items()) for d in (m.inputs, m.outputs, m.attributes, m.choices, m.forms))
+    return repr((m.fusion, m.plugin, m.spelling, m.nodes, *bound))
 
 
 def plan(
@@ -96,92 +142,129 @@ def plan(
     accepts: Callable[[Match], str | None] | None = None,
     fusions: Any = None,
     regions: Callable[[frozenset[str]], Iterable[Match]] | None = None,
+    fuel: int | None = None,
+    limit: int = WORK,
 ) -> Plan:
     """The set of matches that saves most seconds by the cost model.
 
     Args:
         graph: the graph that the matches are of.
         matches: in any order, overlapping or not; the plan does not depend on their order.
-        cost: what nodes and fused calls cost.
-        policy: ``off`` takes nothing; ``conservative`` only fusions with a kernel that rounds where the unfused chain
-            rounds (``per_op``), where they save time; ``balanced`` whatever saves time; ``aggressive`` every site that
-            does not lose its nodes to a better one.
+        cost: what nodes and fused calls cost, and beside which executor.
+        policy: see :data:`~.policies.Policy`.
         accepts: match → why no kernel can serve it, None where one can.
         fusions: fusion name → entry with ``kernels``; needed by ``conservative``.
         regions: names of nodes that are spoken for → the point-wise regions of what is left. Captured matches are
             chosen from those, once the others are: any part of a region is a region too.
+        fuel: how many sites are taken at most, in the order of the graph.
+        limit: work of the search in one component of overlapping matches: nodes of its tree times matches. After it
+            the best choice found so far is taken. No clock bounds it: every rank of a job comes to the same plan.
 
     :class:`UnknownNameError` for another policy.
     """
     if policy not in get_args(Policy):
         raise UnknownNameError.among("policy", policy, get_args(Policy))
-    if regions is not None:
-        fixed = [m for m in matches if not m.captured]
-        first = plan(graph, fixed, cost=cost, policy=policy, accepts=accepts, fusions=fusions)
-        matches = [*fixed, *regions(frozenset(n for m in first.chosen for n in m.nodes))]
-    place = graph.position
-    ordered = sorted(matches, key=lambda m: (place[m.root], -len(m.nodes), m.fusion, m.plugin, m.spelling))
     costs = cost.on(graph)
+    every = list(matches)
+    if regions is not None and not (cost.executor.chains and policy != "aggressive"):
+        fixed = [m for m in every if not m.captured]
+        first = _choose(graph, fixed, costs, policy, accepts, fusions, limit)
+        every = [*fixed, *regions(frozenset(n for m in first.chosen for n in m.nodes))]
+    made = replace(_choose(graph, every, costs, policy, accepts, fusions, limit), graph=graph_digest(graph))
+    return made if fuel is None else made.limited(fuel)
+
+
+def _choose(
+    graph: Graph, matches: Sequence[Match], costs: GraphCosts, policy: Policy, accepts: Any, fusions: Any, limit: int
+) -> Plan:
+    place, cost = graph.position, costs.model
+    ordered = sorted(
+        matches, key=lambda m: (place[m.root], -len(m.nodes), m.fusion, m.plugin, m.spelling, m.nodes)
+    )
     saved = [costs.saved(m) for m in ordered]
-    refused: dict[int, str] = {}
+    broken: dict[int, str] = {}
     for i, m in enumerate(ordered):
-        if reason := _refusal(m, saved[i], policy, accepts, fusions):
-            refused[i] = reason
+        if reason := refusal(m, saved[i], policy, cost, _plain(costs, m), accepts, fusions):
+            broken[i] = reason
     weights = [_weight(m, s, policy, cost) for m, s in zip(ordered, saved, strict=True)]
-    nodes = [frozenset(m.nodes) for m in ordered]
-    exact, broken = True, dict[int, str]()
+    nodes = [frozenset(place[n] for n in m.nodes) for m in ordered]
+    exact = True
     while True:
-        out = {*refused, *broken}
-        packing = pack(nodes, [0.0 if i in out else w for i, w in enumerate(weights)])
+        packing = pack(nodes, [0.0 if i in broken else w for i, w in enumerate(weights)], limit=limit)
         exact = exact and packing.exact
-        loop = _cycle(graph, [ordered[i] for i in packing.chosen])
-        if not loop:
+        chosen = packing.chosen
+        if loop := cycle(graph, [ordered[i] for i in chosen]):
+            ring = [chosen[k] for k in loop]
+            weakest = min(ring, key=lambda i: (weights[i], -i))
+            others = ", ".join(f"{ordered[i].fusion} at {ordered[i].root}" for i in ring if i != weakest)
+            broken[weakest] = f"would make a cycle together with {others}"
+        elif spoilt := _spoilt(costs, ordered, chosen, weights) if policy != "aggressive" else {}:
+            broken.update(spoilt)
+        else:
             break
         exact = False
-        ring = [packing.chosen[k] for k in loop]
-        weakest = min(ring, key=lambda i: (weights[i], -i))
-        others = ", ".join(f"{ordered[i].fusion} at {ordered[i].root}" for i in ring if i != weakest)
-        broken[weakest] = f"would make a cycle together with {others}"
-    taken = {n: i for i in packing.chosen for n in ordered[i].nodes}
-    winners = set(packing.chosen)
-    losers = []
+    taken = {n: i for i in chosen for n in ordered[i].nodes}
+    winning, losers = set(chosen), []
     for i, m in enumerate(ordered):
-        if i not in winners:
-            own = refused.get(i) or broken.get(i)
+        if i not in winning:
+            own = broken.get(i)
             by = None if own else ordered[_most_overlap(m, taken)]
-            losers.append(Loser(m, own or _lost(m, by), by))
+            losers.append(Loser(m, own or _why(m, by), by))
+    winners = tuple(ordered[i] for i in chosen)
+    found = _in_turn(costs, winners)
     return Plan(
-        tuple(ordered[i] for i in packing.chosen),
-        tuple(saved[i] for i in packing.chosen),
-        tuple(losers),
-        policy,
-        exact,
-    )
+        winners, tuple(s.cost for s in found), tuple(losers), policy, exact, cost.executor.name,
+        tuple(s.basis for s in found),
+    )  # fmt: skip
 
 
-def _refusal(
-    m: Match, saved: Cost, policy: Policy, accepts: Callable[[Match], str | None] | None, fusions: Any
-) -> str | None:
-    if policy == "off":
-        return "the policy is off"
-    if policy == "conservative":
-        kernels = fusions[m.fusion].kernels if fusions is not None else ()
-        if not any(k.spec.rounding == "per_op" and not k.spec.pending for k in kernels):
-            return "policy conservative: no kernel rounds per operator"
-    if accepts is not None and (reason := accepts(m)):
-        return reason
-    if policy != "aggressive" and saved.seconds <= 0:
-        if saved.launches <= 0 and saved.bytes <= 0:
-            return "saves nothing: unfused it is one kernel already"
-        figures = f"{saved.launches} launches, {saved.bytes} bytes"
-        return f"saves no time: {figures} less, and yet {-saved.seconds * 1e6:.2f} µs more"
-    return None
+def _plain(costs: GraphCosts, m: Match) -> bool:
+    """Whether all operators of a match are point-wise, or none at all."""
+    ops, free, named = costs.model.ops, costs.model.free, costs.graph.node_by_name
+    return m.captured or all((op := named[n].op) in free or (op in ops and ops[op].pointwise) for n in m.nodes)
 
 
-def _weight(m: Match, saved: Cost, policy: Policy, cost: CostModel) -> float:
+def _weight(m: Match, saving: Saving, policy: Policy, cost: CostModel) -> float:
     if policy == "aggressive":  # a site without gain still beats no site, and more nodes beat fewer
-        return max(saved.seconds, 0.0) + 1e-3 * cost.device.launch * len(m.nodes)
-    return saved.seconds
+        return max(saving.cost.seconds, 0.0) + 1e-3 * cost.device.launch * len(m.nodes)
+    return saving.cost.seconds
+
+
+def _in_turn(costs: GraphCosts, chosen: Sequence[Match]) -> list[Saving]:
+    """What each saves once those before it are taken."""
+    taken: set[str] = set()
+    found = []
+    for m in chosen:
+        found.append(costs.saved(m, taken if not costs.model.executor.alone else ()))
+        taken.update(m.nodes)
+    return found
+
+
+def _spoilt(
+    costs: GraphCosts, ordered: Sequence[Match], chosen: Sequence[int], weights: Sequence[float]
+) -> dict[int, str]:
+    """Chosen matches that win alone and not beside the others: two that break up one kernel of the executor. Of each
+    kernel the weakest one."""
+    if costs.model.executor.alone:
+        return {}
+    holders: dict[int, list[int]] = {}
+    touched = {
+        i: dict.fromkeys(costs.grouping.of[n] for n in ordered[i].nodes if n in costs.grouping.of) for i in chosen
+    }
+    for i, kernels in touched.items():
+        for k in kernels:
+            holders.setdefault(k, []).append(i)
+    found: dict[int, str] = {}
+    for holding in holders.values():
+        if len(holding) < 2 or any(i in found for i in holding):
+            continue
+        weakest = min(holding, key=lambda i: (weights[i], -i))
+        others = {n for k in touched[weakest] for i in holders[k] if i != weakest for n in ordered[i].nodes}
+        saving = costs.saved(ordered[weakest], others)
+        if not saving.wins:
+            beside = ", ".join(f"{ordered[i].fusion} at {ordered[i].root}" for i in holding if i != weakest)
+            found[weakest] = f"beside {beside}: {lost(saving)}"
+    return found
 
 
 def _most_overlap(m: Match, taken: Mapping[str, int]) -> int:
@@ -192,7 +275,7 @@ def _most_overlap(m: Match, taken: Mapping[str, int]) -> int:
     return max(counts, key=lambda i: (counts[i], -i))
 
 
-def _lost(m: Match, by: Match | None) -> str:
+def _why(m: Match, by: Match | None) -> str:
     assert by is not None
     if set(m.nodes) == set(by.nodes):
         return f"{by.fusion} covers the same nodes and saves as much or more"
@@ -200,55 +283,3 @@ def _lost(m: Match, by: Match | None) -> str:
         return f"part of {by.fusion} at {by.root}"
     shared = [n for n in m.nodes if n in by.nodes]
     return f"shares {', '.join(shared[:3])} with {by.fusion} at {by.root}, and the plan saves more so"
-
-
-def _cycle(graph: Graph, chosen: Sequence[Match]) -> list[int]:
-    """Indices of chosen matches that lie on one cycle once all are contracted; empty when there is none.
-
-    Matches with one output cannot: whatever leaves such a match leaves at its last node.
-    """
-    if all(len(m.outputs) == 1 for m in chosen):
-        return []
-    site = {n: i for i, m in enumerate(chosen) for n in m.nodes}
-    unit = {n.name: site.get(n.name, len(chosen) + k) for k, n in enumerate(graph.nodes)}
-    after: dict[int, set[int]] = {u: set() for u in unit.values()}
-    for n in graph.nodes:
-        for r in n.reads if n.graphs else n.inputs:
-            producer = graph.producers.get(r)
-            if producer is not None and unit[producer.name] != unit[n.name]:
-                after[unit[producer.name]].add(unit[n.name])
-    for earlier, later in hazards(graph):
-        if unit[earlier] != unit[later]:
-            after[unit[earlier]].add(unit[later])
-    waits = dict.fromkeys(after, 0)
-    before: dict[int, set[int]] = {u: set() for u in after}
-    for a, targets in after.items():
-        for b in targets:
-            waits[b] += 1
-            before[b].add(a)
-    # what remains after peeling from both ends lies on cycles or between them
-    _peel(waits, after)
-    rest = {u for u, w in waits.items() if w}
-    left = {u: len(after[u] & rest) for u in rest}
-    _peel(left, {u: before[u] & rest for u in rest})
-    core = {u for u, w in left.items() if w}
-    if not core:
-        return []
-    start = min(core)
-    ring, seen = [start], {start: 0}
-    while True:  # every unit of the core has a successor in it: walking on closes a ring
-        step = min(after[ring[-1]] & core)
-        if step in seen:
-            return sorted(u for u in ring[seen[step] :] if u < len(chosen))
-        seen[step] = len(ring)
-        ring.append(step)
-
-
-def _peel(waits: dict[int, int], after: Mapping[int, set[int]]) -> None:
-    """Sets to zero the count of everything that is not on or behind a cycle."""
-    ready = [u for u, w in waits.items() if not w]
-    while ready:
-        for b in after[ready.pop()]:
-            waits[b] -= 1
-            if not waits[b]:
-                ready.append(b)

@@ -10,14 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from graphs import Net, chain, fused, fusion, gemm, matches_of, plan_of, quick_gelu, sites, vocabulary
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fusionreg.core.errors import UnknownNameError
 from fusionreg.core.matcher.find import find
 from fusionreg.core.ops import complete, numpy_backend
-from fusionreg.core.planner import packing
-from fusionreg.core.planner.costs import PASSES, Cost, CostModel, DeviceModel
+from fusionreg.core.planner.costs import Cost, CostModel, DeviceModel, Gain
+from fusionreg.core.planner.executor import EAGER, PASSES
 from fusionreg.core.planner.plan import Plan, plan
 
 
@@ -98,7 +96,7 @@ def test_an_operator_that_the_executor_runs_as_several_kernels():
     graph = normalised()
     ours = decide(graph, NORM)
     assert ours.saved.launches == PASSES["LayerNormalization"] - 1 and ours.saved.seconds > 7 * 4e-6
-    theirs = decide(graph, NORM, cost=model(passes={}))
+    theirs = decide(graph, NORM, cost=model(executor=EAGER))
     assert not theirs.chosen and theirs.losers[0].reason == "saves nothing: unfused it is one kernel already"
     slow = decide(graph, NORM, cost=model(measured=lambda m: 1.0))
     assert not slow.chosen and "7 launches" in slow.losers[0].reason and "µs more" in slow.losers[0].reason
@@ -201,10 +199,22 @@ def test_balanced_wants_savings_and_aggressive_does_not():
 def test_conservative_wants_a_kernel_that_rounds_per_operator(rounding, pending, count):
     kernel = SimpleNamespace(spec=SimpleNamespace(rounding=rounding, pending=pending))
     fusions = {"gemm.scale_bias": SimpleNamespace(kernels=(kernel,))}
-    p = decide(chain(), gemm(), policy="conservative", fusions=fusions)
+    won = model(gains=lambda m, executor, size: Gain(0.5, "a measurement"))
+    p = decide(chain(), gemm(), policy="conservative", fusions=fusions, cost=won)
     assert len(p) == count
     if not count:
         assert all("rounds per operator" in x.reason for x in p.losers)
+
+
+def test_conservative_wants_a_measured_win():
+    kernel = SimpleNamespace(spec=SimpleNamespace(rounding="per_op", pending=""))
+    fusions = {"gemm.scale_bias": SimpleNamespace(kernels=(kernel,))}
+    p = decide(chain(), gemm(), policy="conservative", fusions=fusions)
+    assert not p.chosen
+    assert {x.reason for x in p.losers} == {"policy conservative: nothing like it was measured against library"}
+    lost = model(gains=lambda m, executor, size: Gain(1.5, "r/w on X: 1.5× eager"))
+    p = decide(chain(), gemm(), policy="conservative", fusions=fusions, cost=lost)
+    assert not p.chosen and all("µs more (r/w on X: 1.5× eager)" in x.reason for x in p.losers)
 
 
 def test_a_site_that_no_kernel_accepts_loses_with_the_kernel_s_reason():
@@ -256,67 +266,6 @@ def test_a_cycle_through_other_nodes_is_seen():
     graph = net.build([net.op("Add", a1, left), net.op("Mul", b1, right), a1, b1])
     assert len(decide(graph, a, b)) == 1
     fused(graph, a, b)
-
-
-# --- set packing ----------------------------------------------------------------------------------------------------
-
-
-def brute(sets, weights):
-    best = 0.0
-    for k in range(len(sets) + 1):
-        for pick in itertools.combinations(range(len(sets)), k):
-            if sum(len(sets[i]) for i in pick) == len(frozenset().union(*(sets[i] for i in pick))):
-                best = max(best, sum(weights[i] for i in pick))
-    return best
-
-
-FAMILIES = st.lists(
-    st.tuples(st.frozensets(st.integers(0, 9), min_size=1, max_size=4), st.integers(-2, 9).map(lambda w: w * 1e-6)),
-    max_size=9,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(FAMILIES)
-def test_packing_is_exact(family):
-    sets, weights = [s for s, _ in family], [w for _, w in family]
-    found = packing.pack(sets, weights)
-    assert found.exact
-    assert all(sets[a].isdisjoint(sets[b]) for a, b in itertools.combinations(found.chosen, 2))
-    assert all(weights[i] > 0 for i in found.chosen)
-    assert sum(weights[i] for i in found.chosen) == pytest.approx(brute(sets, weights))
-
-
-@settings(max_examples=40, deadline=None)
-@given(FAMILIES)
-def test_integer_programming_agrees_with_search(family):
-    live = {s: w for s, w in family if w > 0}
-    sets, weights = list(live), list(live.values())
-    if not sets:
-        return
-    indices = list(range(len(sets)))
-    programmed = packing._programmed(indices, sets, weights)
-    assert programmed is not None
-    assert all(sets[a].isdisjoint(sets[b]) for a, b in itertools.combinations(programmed, 2))
-    assert sum(weights[i] for i in programmed) == pytest.approx(brute(sets, weights))
-
-
-def ladder(count):
-    """One component: overlapping pairs along a line, of which every other one is best."""
-    return [frozenset({i, i + 1}) for i in range(count)], [1.0 + (i % 2) * 0.5 for i in range(count)]
-
-
-@pytest.mark.parametrize(("count", "exact"), [(12, True), (200, True), (packing.PROGRAMMED + 50, False)])
-def test_large_components_are_solved_or_said_to_be_approximate(count, exact):
-    sets, weights = ladder(count)
-    found = packing.pack(sets, weights)
-    assert found.exact == exact
-    assert found.chosen == tuple(range(1, count, 2))
-
-
-def test_components_are_decided_apart():
-    sets = [frozenset({1, 2}), frozenset({2, 3}), frozenset({7}), frozenset({8, 9}), frozenset({9, 3})]
-    assert packing.components(range(5), sets) == [[0, 1, 3, 4], [2]]
 
 
 # --- values ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""What a policy takes, and why it does not take the rest. Floor 4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ..matcher.match import Match
+from .costs import CostModel
+from .savings import MARGIN, Saving
+
+#: ``off`` takes nothing. ``conservative`` takes fusions with a kernel that rounds where the unfused chain rounds
+#: (``per_op``), where a measurement says that they win against the executor of the rest. ``balanced`` takes what saves
+#: time, by a measurement or, without one, by the model. ``aggressive`` takes every site that some kernel accepts and
+#: that does not lose its nodes to a better one, whatever it saves, point-wise regions beside Inductor too.
+Policy = Literal["off", "conservative", "balanced", "aggressive"]
+
+FUEL = "fuel"
+
+
+def refusal(
+    m: Match,
+    saving: Saving,
+    policy: Policy,
+    cost: CostModel,
+    plain: bool,
+    accepts: Callable[[Match], str | None] | None,
+    fusions: Any,
+) -> str | None:
+    """Why a policy does not take a match, whatever else there is; None where it may.
+
+    ``plain``: whether all of its operators are point-wise. Others as for ``plan``.
+    """
+    if policy == "off":
+        return "the policy is off"
+    if policy == "conservative":
+        kernels = fusions[m.fusion].kernels if fusions is not None else ()
+        if not any(k.spec.rounding == "per_op" and not k.spec.pending for k in kernels):
+            return "policy conservative: no kernel rounds per operator"
+        if not saving.measured:
+            return f"policy conservative: nothing like it was measured against {cost.executor}"
+    if plain and cost.executor.chains and policy != "aggressive":
+        return f"point-wise operators alone: {cost.executor} makes one kernel of them too"
+    if accepts is not None and (reason := accepts(m)):
+        return reason
+    if policy != "aggressive" and not saving.wins:
+        return lost(saving)
+    return None
+
+
+def lost(saving: Saving) -> str:
+    """Why a saving is none, in words."""
+    cost = saving.cost
+    by = f" ({saving.basis})" if saving.measured else ""
+    if cost.seconds <= 0 and cost.launches <= 0 and cost.bytes <= 0 and not saving.measured:
+        return "saves nothing: unfused it is one kernel already"
+    if cost.seconds <= 0:
+        figures = f"{cost.launches} launches, {cost.bytes} bytes"
+        return f"saves no time: {figures} less, and yet {-cost.seconds * 1e6:.2f} µs more{by}"
+    return f"saves {saving.share:.1%} of its time, within the {MARGIN:.0%} that measurements scatter{by}"

@@ -1,0 +1,201 @@
+"""What a match saves on a graph: the executor's kernels with and without it. Floor 4."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..ir import Graph
+from ..matcher.match import Match
+from .costs import Cost, CostModel
+from .grouping import Grouping, group, pieces
+
+#: A win of a smaller share of what the nodes cost unfused is none: measurements of one kernel scatter as much.
+MARGIN = 0.03
+
+ESTIMATED = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What a match saves.
+
+    Attributes:
+        cost: bytes, operations, launches and seconds less; negative where it is more.
+        share: the seconds over what its nodes cost unfused.
+        basis: what that rests on: ``model``, ``estimate of its plugin``, or the measurement.
+        measured: whether it was measured against this executor.
+    """
+
+    cost: Cost
+    share: float
+    basis: str = ESTIMATED
+    measured: bool = False
+
+    @property
+    def wins(self) -> bool:
+        """Whether it saves more time than measurements scatter."""
+        return self.share > MARGIN
+
+
+class GraphCosts:
+    """A cost model on one graph.
+
+    The executor's kernels are found once. A match takes nodes out of some of them; what is left of those runs on, in
+    as many kernels as it falls into, and has to write and read what used to stay inside. So a saving is the difference
+    of two ways to run the touched kernels, and what fusing takes from its neighbours is part of it.
+    """
+
+    def __init__(self, model: CostModel, graph: Graph) -> None:
+        self.model, self.graph = model, graph
+        self._kernels: dict[tuple[str, ...], Cost] = {}
+        self._busy: dict[str, tuple[int, float]] = {}
+        self._sizes: dict[str, int] = {}
+        self._readers: dict[str, tuple[set[str], bool]] = {}
+
+    @cached_property
+    def grouping(self) -> Grouping:
+        """The kernels that the executor makes of the graph."""
+        return group(self.graph, self.model.ops, self.model.executor, self.model.extent)
+
+    def unfused(self, nodes: Iterable[str]) -> Cost:
+        """The nodes as the executor runs them, the rest of the graph aside."""
+        by_kernel: dict[int, list[str]] = {}
+        for n in nodes:
+            if n in self.grouping.of:
+                by_kernel.setdefault(self.grouping.of[n], []).append(n)
+        total = Cost()
+        for k, inside in by_kernel.items():
+            members, mine = self.grouping.kernels[k], set(inside)
+            total += self._sum(pieces(self.graph, self.grouping, members, [m for m in members if m not in mine]))
+        return total
+
+    def fused(self, match: Match) -> Cost:
+        """The match as one kernel: reads its inputs and writes its outputs once; seconds of the plugin, or a model."""
+        seconds = self.model.measured(match)
+        moved = self.moved(match)
+        flops = [self._work(n) for n in match.nodes]
+        if seconds is None:
+            seconds = self.model.seconds(moved, sum([busy for _, busy in flops]))
+        return Cost(moved, sum([f for f, _ in flops]), 1, seconds)
+
+    def moved(self, match: Match) -> int:
+        """Bytes of all inputs and outputs."""
+        return sum([self._size(name) for name in {*match.inputs.values(), *match.outputs.values()}])
+
+    def saved(self, match: Match, without: Collection[str] = ()) -> Saving:
+        """What fusing saves, where the nodes ``without`` are fused into something else already."""
+        before = after = Cost()
+        mine = {*match.nodes}
+        touched = dict.fromkeys(k for n in match.nodes if (k := self.grouping.of.get(n)) is not None)
+        for k in touched:
+            members = self.grouping.kernels[k]
+            gone = [n for n in members if n in without] if without else ()
+            before += self._sum(pieces(self.graph, self.grouping, members, gone))
+            after += self._sum(pieces(self.graph, self.grouping, members, mine.union(gone)))
+        alone = before if not after.launches else self.unfused(match.nodes)
+        fused = self.fused(match)
+        basis = ESTIMATED
+        gain = self.model.gains(match, self.model.executor, fused.bytes)
+        if gain is not None:
+            fused = Cost(fused.bytes, fused.flops, fused.launches, gain.ratio * alone.seconds)
+            basis = gain.source
+        elif self.model.measured(match) is not None:
+            basis = "estimate of its plugin"
+        cost = before - after - fused
+        share = cost.seconds / alone.seconds if alone.seconds else (-1.0 if cost.seconds < 0 else 0.0)
+        return Saving(cost, share, basis, gain is not None)
+
+    # ---- kernels of the executor ------------------------------------------------------------------------------------
+
+    def _sum(self, kernels: Sequence[tuple[str, ...]]) -> Cost:
+        return sum([self._kernel(k) for k in kernels], Cost())
+
+    def _kernel(self, members: tuple[str, ...]) -> Cost:
+        known = self._kernels.get(members)
+        if known is None:
+            known = self._kernels[members] = self._alone(members[0]) if len(members) == 1 else self._several(members)
+        return known
+
+    def _alone(self, name: str) -> Cost:
+        node = self.graph.node_by_name[name]
+        if self.model.executor.chains and name in self.grouping.spaces:
+            return self._several((name,))
+        return self.model.node(self.graph, node)
+
+    def _several(self, members: tuple[str, ...]) -> Cost:
+        """One kernel: reads what comes from outside, twice where a long reduction is followed by work on its elements;
+        writes what is read outside; an operator that is several kernels adds those."""
+        model, graph, sources = self.model, self.graph, self.grouping.sources
+        inside = set(members)
+        nodes = [graph.node_by_name[n] for n in members]
+        made = {o for n in nodes for o in n.outputs if o}
+        read: dict[str, int] = {}
+        for n in nodes:
+            for i in filter(None, n.inputs):
+                source = sources.get(i, i)
+                if source not in made:
+                    read[source] = max(read.get(source, 0), min(self._size(i), self._size(source)))
+        written = sum([self._size(o) for n in nodes for o in n.outputs if o and self._visible(o, inside)])
+        moved = sum(read.values()) * (2 if self._again(members) else 1) + written
+        launches = 1
+        for n in nodes:
+            more = model.executor.passes.get(n.op, 1) - 1
+            launches += more
+            moved += more * sum([self._size(v) for v in {*n.inputs, *n.outputs} if v])
+        work = [self._work(n) for n in members]
+        seconds = model.seconds(moved, sum([busy for _, busy in work])) + (launches - 1) * model.device.launch
+        return Cost(moved, sum([flops for flops, _ in work]), launches, seconds)
+
+    def _again(self, members: tuple[str, ...]) -> bool:
+        """Whether rows too long to be kept are read once to be reduced and once more for what follows."""
+        full = 0
+        for name in members:
+            found = self.grouping.spaces.get(name)
+            if found is None:
+                continue
+            if found.length > self.model.executor.persistent:
+                full = found.elements
+                if found.whole:
+                    return True
+            elif full and found.elements == full:
+                return True
+        return False
+
+    def _visible(self, value: str, inside: set[str]) -> bool:
+        """Whether a kernel has to write a value that it makes."""
+        readers, output = self._read_by(value)
+        return output or not readers <= inside
+
+    def _read_by(self, value: str) -> tuple[set[str], bool]:
+        """Nodes that read a value, through views too, and whether it is an output."""
+        known = self._readers.get(value)
+        if known is None:
+            readers: set[str] = set()
+            output = value in self.graph.output_names
+            for reader in self.graph.consumers.get(value, ()):
+                if reader.op in self.model.executor.free and reader.inputs[:1] == (value,):
+                    for out in filter(None, reader.outputs):
+                        more, too = self._read_by(out)
+                        readers |= more
+                        output = output or too
+                else:
+                    readers.add(reader.name)
+            known = self._readers[value] = (readers, output)
+        return known
+
+    def _work(self, name: str) -> tuple[int, float]:
+        """Operations of a node, and the seconds that they alone take."""
+        known = self._busy.get(name)
+        if known is None:
+            node = self.graph.node_by_name[name]
+            flops = 0 if node.op in self.model.free else self.model.flops(self.graph, node)
+            known = self._busy[name] = (flops, self.model.busy(self.graph, node, flops))
+        return known
+
+    def _size(self, value: str) -> int:
+        known = self._sizes.get(value)
+        if known is None:
+            known = self._sizes[value] = self.model.size(self.graph.values[value])
+        return known
