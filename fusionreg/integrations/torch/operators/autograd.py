@@ -6,9 +6,11 @@ Saved for the backward pass is what that fusion reads and nothing else: inputs a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
@@ -18,6 +20,9 @@ from fusionreg.core.runtime.call import no_backward
 from fusionreg.core.validate.gradients import Gradients
 
 Call = Callable[..., Any]
+
+#: Whether a backward fusion is called for gradients that may be differentiated again.
+_IN_BACKWARD: ContextVar[bool] = ContextVar("in_backward", default=False)
 
 #: What a dispatch key set holds where a call meets nothing but autograd on its way to the kernel: plain tensors on a
 #: CPU or GPU, no mode that traces, no transform. Everything else is passed on, for its own part of torch to see to.
@@ -36,34 +41,52 @@ def kernel(op: Any, run: Call, entry: FusionEntry, gradients: Gradients | None, 
         gradients: how ``backward`` is called; None where there are none.
         backward: the operator of the backward fusion.
     """
-    below, after = torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
+    after = torch._C._after_autograd_keyset
     grad_enabled, any_requires_grad = torch.is_grad_enabled, torch._C._any_requires_grad
-    function = None if gradients is None or backward is None else differentiable(entry, gradients, backward)
+    if gradients is None or backward is None:
+        able, function = False, _last(entry.name)
+    else:
+        able, function = True, differentiable(entry, gradients, backward)
 
     def on(keyset: Any, *tensors: Any, **attributes: Any) -> Any:
         if forward_ad._current_level >= 0:
             _check_tangents(entry.name, tensors)
-        if keyset.raw_repr() & _FOREIGN:
-            call = _passing(op, keyset & after)
-            if grad_enabled() and any_requires_grad(*tensors):
-                if function is None:
-                    raise no_backward(entry.name)
-                return function.apply(call, attributes, *tensors)
-            return call(*tensors, **attributes)
+        foreign = keyset.raw_repr() & _FOREIGN
         if grad_enabled() and any_requires_grad(*tensors):
-            if function is None:
+            if not able and not _IN_BACKWARD.get():
                 raise no_backward(entry.name)
+            if foreign:
+                return _apply(function, _below(op, keyset & after), attributes, *tensors)
             return function.apply(run, attributes, *tensors)
+        if foreign:
+            return _below(op, keyset & after)(*tensors, **attributes)
         return run(*tensors, **attributes)
 
-    def _passing(op: Any, keyset: Any) -> Call:
-        def call(*tensors: Any, **attributes: Any) -> Any:
-            with below():
-                return op.redispatch(keyset, *tensors, **attributes)
-
-        return call
-
     return on
+
+
+def _below(op: Any, keyset: Any) -> Call:
+    """The operator where autograd has had its turn."""
+
+    def call(*tensors: Any, **attributes: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset, *tensors, **attributes)
+
+    return call
+
+
+def _apply(function: Any, call: Call, *arguments: Any) -> Any:
+    """An autograd function at the level of the innermost transform of ``torch.func``, where there is one; what it calls
+    is for the transforms outside to differentiate."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return function.apply(call, *arguments)
+
+    def outside(*tensors: Any, **attributes: Any) -> Any:
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return call(*tensors, **attributes)
+
+    with enable_single_level_autograd_function():
+        return function.apply(outside, *arguments)
 
 
 def differentiable(entry: FusionEntry, gradients: Gradients, backward: Call) -> Any:
@@ -90,35 +113,39 @@ def differentiable(entry: FusionEntry, gradients: Gradients, backward: Call) -> 
         saved = iter(ctx.saved_tensors)
         arguments = [grads[s.index] if s.kind == "gradient" else next(saved) for s in sources]
         if torch.is_grad_enabled():  # someone may want gradients of these gradients
-            found = _Last.apply(fusion, backward, ctx.attributes, *arguments)
+            token = _IN_BACKWARD.set(True)
+            try:
+                found = backward(*arguments, **ctx.attributes)
+            finally:
+                _IN_BACKWARD.reset(token)
         else:
             found = backward(*arguments, **ctx.attributes)
         given = found if several else (found,)
         needed = ctx.needs_input_grad[2:]
         return None, None, *[given[k] if k >= 0 and n else None for n, k in zip(needed, results, strict=False)]
 
-    # Not `Function`: an operator is asked level by level where transforms are nested, as torch's own are.
-    name = f"{entry.name.replace('.', '_')}_differentiable"
-    return type(
-        name, (_SingleLevelFunction,), {"forward": staticmethod(forward), "backward": staticmethod(apply_backward)}
-    )
+    return _function(fusion, forward, apply_backward)
 
 
-class _Last(_SingleLevelFunction):
-    """A backward fusion. Its results have no gradients: asking for them is an error, never a silent zero."""
+def _last(fusion: str) -> Any:
+    """The autograd function of a backward fusion: gradients of its results are an error, never a silent zero."""
 
-    @staticmethod
-    def forward(ctx: Any, fusion: str, call: Call, attributes: dict[str, Any], *arguments: Any) -> Any:
-        ctx.fusion = fusion
-        return call(*arguments, **attributes)
+    def forward(ctx: Any, call: Call, attributes: dict[str, Any], *tensors: Any) -> Any:
+        return call(*tensors, **attributes)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def apply_backward(ctx: Any, *grads: Any) -> Any:
         raise ArgumentError(
-            "cannot differentiate", f"the gradients of {ctx.fusion}", "a second derivative is wanted",
-            "first derivatives: a backward fusion has no gradients", "Run the unfused operators for it",
-            fusion=ctx.fusion,
+            "cannot differentiate", f"the results of {fusion}", "a second derivative is wanted",
+            "first derivatives: a backward fusion has no gradients", "Run the unfused operators for it", fusion=fusion,
         )  # fmt: skip
+
+    return _function(fusion, forward, apply_backward)
+
+
+def _function(fusion: str, forward: Call, backward: Call) -> Any:
+    """Not a ``Function``: an operator is asked level by level where transforms are nested, as torch's own are."""
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(f"{fusion.replace('.', '_')}_differentiable", (_SingleLevelFunction,), methods)
 
 
 def _check_tangents(fusion: str, tensors: Sequence[Any]) -> None:

@@ -32,6 +32,8 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 _DEVICES = ("CPU", "CUDA")
 
+_VMAP_MODE = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)
+
 _RNG = "rng(Tensor like, int site) -> Tensor"
 
 
@@ -72,6 +74,7 @@ class Operators:
                     library.impl("rng", _draw, key)
                 library.impl("rng", fallthrough_kernel, "Autograd")
                 library._register_fake("rng", _fake_rng)
+                torch.library.register_vmap(f"{NAMESPACE}::rng", _batched_rng, lib=library)
                 _keep(torch.ops.fusionreg.rng.default, library)
             return torch.ops.fusionreg.rng.default
 
@@ -148,3 +151,15 @@ def _draw(like: torch.Tensor, site: int) -> torch.Tensor:
 
 def _fake_rng(like: torch.Tensor, site: int) -> torch.Tensor:
     return torch.empty(2, dtype=torch.int64, device=like.device)
+
+
+def _batched_rng(info: Any, in_dims: Any, like: torch.Tensor, site: int) -> tuple[torch.Tensor, int | None]:
+    """Under vmap, as its ``randomness`` says: one for each element, or one for all."""
+    if info.randomness == "error":
+        raise RuntimeError(
+            'vmap: fusionreg.rng draws random numbers, and randomness is "error". Say "different" or "same" in vmap'
+        )
+    with torch._C._ExcludeDispatchKeyGuard(_VMAP_MODE):  # which would draw for all elements once more
+        if info.randomness == "same":
+            return draw(like), None
+        return torch.stack([draw(like) for _ in range(info.batch_size)]), 0

@@ -56,7 +56,7 @@ def schema(entry: FusionEntry) -> str:
 
     An optional tensor has a default only where no required one follows it.
     """
-    words = []
+    words: list[str] = []
     trailing = True
     for name in reversed(tuple(entry.inputs)):
         optional = name in entry.optional
