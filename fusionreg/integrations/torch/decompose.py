@@ -86,10 +86,10 @@ def _fill(value: Any, values: dict[str, torch.Tensor]) -> Any:
 
 def _read(graph: torch.fx.GraphModule, call: Call, program: Program, names: list[str], e: Emitter) -> list[Inner]:
     """The traced graph as calls whose names do not meet the program's; its results take the names of ``call``."""
-    from .read_fx import _Reader
+    from .read_fx import GraphReader
 
     label = next(filter(None, call.outputs), "v")
-    reader = _Reader(program.name)
+    reader = GraphReader(program.name)
     reader.taken.update(names)  # the program's own names, which the calls read
     results = reader.graph(graph.graph, graph, [Ref(n) for n in names])
     inner = {c.target for c in reader.calls}

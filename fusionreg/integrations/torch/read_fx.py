@@ -36,7 +36,7 @@ def read(ep: torch.export.ExportedProgram, name: str = "model") -> Program:
     Raises:
         ModelError: it holds an operator outside aten, or an input that is no tensor and no number.
     """
-    reader = _Reader(name)
+    reader = GraphReader(name)
     signature = ep.graph_signature
     placeholders = [n for n in ep.graph.nodes if n.op == "placeholder"]
     inputs = [reader.input(node, spec) for node, spec in zip(placeholders, signature.input_specs, strict=True)]
@@ -79,12 +79,28 @@ def enables_autocast(ep: torch.export.ExportedProgram) -> bool:
     )
 
 
-class _Reader:
+class GraphReader:
+    """Reads fx graphs of aten calls into one list of calls.
+
+    Attributes:
+        name: of the program, for errors.
+        calls: read so far.
+        metas: by value name.
+        values: what the trace recorded of each: fake tensors, symbolic numbers.
+        taken: names that are given away.
+    """
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.calls: list[Call] = []
         self.metas: dict[str, Meta] = {}
+        self.values: dict[str, Any] = {}
         self.taken: set[str] = set()
+
+    def note(self, name: str, value: Any) -> None:
+        """Remembers what the trace recorded of a value."""
+        self.values[name] = value
+        self.metas[name] = meta_of(value)
 
     def fresh(self, name: str) -> str:
         i, unique = 1, name
@@ -102,7 +118,7 @@ class _Reader:
             raise ModelError(
                 "unsupported input of", self.name, f"{node.name}: {spec.kind.name}", "a tensor or a number"
             )
-        self.metas[node.name] = meta_of(value)
+        self.note(node.name, value)
         return InputSpec(node.name, _KINDS[spec.kind], spec.target or "")  # type: ignore[arg-type]
 
     def output(self, value: Any, spec: Any) -> OutputSpec:
@@ -153,13 +169,19 @@ class _Reader:
             bound = schemas.bind(target, args, kwargs)
         else:
             bound = dict(zip(POSITIONS, (*args, *kwargs.values()), strict=False))
-        values: Any = node.meta.get("val")
-        several = isinstance(values, list | tuple)
-        metas = [meta_of(v) for v in values] if several else ([] if values is None else [meta_of(values)])
-        names = tuple(self.fresh(f"{node.name}_{i}" if several else node.name) for i in range(len(metas)))
-        self.metas.update(zip(names, metas, strict=True))
+        names, several = self.results(node)
         self.calls.append(Call(target, FrozenDict(bound), names, where))
         return tuple(Ref(n) for n in names) if several else (Ref(names[0]) if names else None)
+
+    def results(self, node: torch.fx.Node) -> tuple[tuple[str, ...], bool]:
+        """Fresh names for what a node gives, and whether it gives a list of values."""
+        recorded: Any = node.meta.get("val")
+        several = isinstance(recorded, list | tuple)
+        values = list(recorded) if several else [] if recorded is None else [recorded]
+        names = tuple(self.fresh(f"{node.name}_{i}" if several else node.name) for i in range(len(values)))
+        for name, value in zip(names, values, strict=True):
+            self.note(name, value)
+        return names, several
 
     def _target(self, node: torch.fx.Node, where: str) -> str:
         target = node.target

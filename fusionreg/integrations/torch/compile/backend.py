@@ -1,0 +1,107 @@
+"""The backend: entry point ``fusionreg`` of group ``torch_dynamo_backends``."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._dynamo.backends.registry import lookup_backend
+
+from fusionreg.core.errors import FusionregError, ModelError
+
+from ..operators import Operators
+from .options import Options
+from .report import Report
+from .segment import Fuser
+from .segments import rewrite_graph
+
+if TYPE_CHECKING:
+    from fusionreg.api import Registry
+
+
+class FusionWarning(UserWarning):
+    """A graph in which nothing was fused, or that could not be rewritten."""
+
+
+def backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compiles a graph that Dynamo captured: fuses what is known, and gives the rest to the inner backend.
+
+    Args:
+        gm: the graph, before autograd: fused calls are differentiable operators in it.
+        example_inputs: as Dynamo hands them over; passed on.
+        options: see :class:`Options`.
+        mode: as of ``torch.compile``, for the inner backend.
+
+    Returns: a callable of the graph's inputs.
+    """
+    chosen = Options.parse(options)
+    start = time.perf_counter()
+    fuser = Fuser(*_fusing(chosen), chosen)
+    rewritten = rewrite_graph(gm, fuser.rewrite)
+    report = Report.joined(fuser.reports, chosen.policy, time.perf_counter() - start)
+    _tell(report, chosen)
+    return _inner(chosen, mode)(rewritten, example_inputs)
+
+
+def _fusing(options: Options) -> tuple[Registry, Operators]:
+    if options.registry is not None:
+        return options.registry, operators_of(options.registry)
+    registry = _installed(options.device)
+    return registry, operators_of(registry)
+
+
+@cache
+def _installed(device: str) -> Registry:
+    from fusionreg.api import load_registry
+
+    return load_registry(device="auto" if device == "cuda" else device)
+
+
+def operators_of(registry: Registry) -> Operators:
+    """The operators of a registry; one object each, made at first need."""
+    found = registry.__dict__.get("_torch_operators")
+    if found is None:
+        found = registry.__dict__["_torch_operators"] = Operators(registry)
+    return found
+
+
+def _tell(report: Report, options: Options) -> None:
+    if options.report is not None:
+        options.report(report)
+    if options.explain:
+        print(report)
+    if options.strict and report.refused:
+        raise ModelError("cannot rewrite", "a graph", report.refused[0], "a graph that can be traced and rewritten")
+    if not report.fused and options.policy != "off" and (report.lost or report.refused):
+        warnings.warn(
+            'backend fusionreg fused nothing in a graph; options={"explain": True} tells why, and so does '
+            "`fusionreg match --explain`",
+            FusionWarning,
+            stacklevel=2,
+        )
+
+
+def _inner(options: Options, mode: str | None) -> Callable[..., Any]:
+    if options.inner == "eager":
+        return lambda module, inputs: module.forward
+    found = lookup_backend(options.inner)
+    keywords: dict[str, Any] = {}
+    if options.inner == "inductor":
+        patches = dict(options.inner_options)
+        if mode is not None and mode != "default":
+            patches = {**torch._inductor.list_mode_options(mode), **patches}
+        keywords = {"options": patches} if patches else {}
+    return lambda module, inputs: found(module, inputs, **keywords)
+
+
+__all__ = ["FusionWarning", "FusionregError", "backend", "operators_of"]

@@ -1,0 +1,68 @@
+"""What ``torch.compile(model, backend="fusionreg", options={…})`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, get_args
+
+from fusionreg.core.errors import ArgumentError, UnknownNameError
+from fusionreg.core.frozen import EMPTY
+from fusionreg.core.planner.plan import Policy
+
+if TYPE_CHECKING:
+    from fusionreg.api import Registry
+
+    from .report import Report
+
+INNER = ("inductor", "eager", "aot_eager")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the backend works.
+
+    Attributes:
+        policy: which sites are fused; see ``docs/planning.md``.
+        inner: who compiles what is not fused: ``inductor``, ``eager`` or ``aot_eager``.
+        inner_options: options of that one, as ``torch.compile`` would give it.
+        explain: print, for each graph, what was fused, what was not and why.
+        report: called with the :class:`Report` of each graph.
+        registry: the fusions to use; by default those of all installed plugins.
+        device: where fused kernels run: ``cuda``, or ``sim`` for tensors on the CPU, which is for tests.
+        strict: raise where a graph cannot be rewritten, instead of leaving it as it is.
+    """
+
+    policy: Policy = "balanced"
+    inner: str = "inductor"
+    inner_options: Mapping[str, Any] = EMPTY
+    explain: bool = False
+    report: Callable[[Report], None] | None = None
+    registry: Registry | None = field(default=None, compare=False)
+    device: str = "cuda"
+    strict: bool = False
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any] | None) -> Options:
+        """Options by name.
+
+        Raises:
+            UnknownNameError: an option, a policy or an inner backend that there is not.
+            ArgumentError: another value that does not fit.
+        """
+        given = dict(given or {})
+        names = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in names:
+                raise UnknownNameError.among("option of backend fusionreg", name, names)
+        made = cls(**given)
+        if made.policy not in get_args(Policy):
+            raise UnknownNameError.among("policy", made.policy, get_args(Policy))
+        if made.inner not in INNER:
+            raise UnknownNameError.among("inner backend", made.inner, INNER)
+        if made.device not in ("cuda", "sim"):
+            raise ArgumentError("cannot compile", "backend fusionreg", f"device {made.device!r}", "'cuda' or 'sim'")
+        if not isinstance(made.inner_options, Mapping):
+            found = type(made.inner_options).__name__
+            raise ArgumentError("cannot compile", "backend fusionreg", f"inner_options of type {found}", "a mapping")
+        return made

@@ -1,0 +1,95 @@
+"""What the backend did with one graph, for people and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FusedSite:
+    """One fused call.
+
+    Attributes:
+        fusion: name.
+        operators: the operators it stands for, in order.
+        source: where the last of them stands in the model.
+        differentiable: whether gradients go through it.
+    """
+
+    fusion: str
+    operators: tuple[str, ...]
+    source: str = ""
+    differentiable: bool = False
+
+    def __str__(self) -> str:
+        kind = ", with its backward" if self.differentiable else ""
+        at = f" at {self.source}" if self.source else ""
+        return f"{self.fusion}: {' → '.join(self.operators)}{at}{kind}"
+
+
+@dataclass(frozen=True)
+class LostSite:
+    """A match that was not fused, and why."""
+
+    fusion: str
+    operators: tuple[str, ...]
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        at = f" at {self.source}" if self.source else ""
+        return f"{self.fusion}{at}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """One graph.
+
+    Attributes:
+        fused: what was fused, in the order of the graph.
+        lost: matches that were not, and why.
+        refused: parts of the graph that could not be rewritten, and why.
+        opaque: operators that have no form in the vocabulary: nothing is fused across them.
+        policy: under which the choice was made.
+        seconds: that all this took.
+    """
+
+    fused: tuple[FusedSite, ...] = ()
+    lost: tuple[LostSite, ...] = ()
+    refused: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
+    policy: str = "balanced"
+    seconds: float = 0.0
+
+    @classmethod
+    def joined(cls, reports: Iterable[Report], policy: str, seconds: float) -> Report:
+        """One report of several parts of a graph."""
+        parts = list(reports)
+        return cls(
+            tuple(s for r in parts for s in r.fused),
+            tuple(s for r in parts for s in r.lost),
+            tuple(dict.fromkeys(s for r in parts for s in r.refused)),
+            tuple(dict.fromkeys(s for r in parts for s in r.opaque)),
+            policy,
+            seconds,
+        )
+
+    @property
+    def deepest(self) -> int:
+        """How many operators the largest site stands for."""
+        return max((len(s.operators) for s in self.fused), default=0)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The report as text."""
+        yield f"fusionreg: {len(self.fused)} sites fused, {len(self.lost)} not ({self.policy}, {self.seconds:.2f} s)"
+        for title, items in (("fused", self.fused), ("not fused", self.lost)):
+            for item in items:
+                yield f"  {title}: {item}"
+        for text in self.refused:
+            yield f"  left as it was: {text}"
+        if self.opaque:
+            yield f"  not in the vocabulary: {', '.join(self.opaque)}"

@@ -1,0 +1,30 @@
+"""Torch functions as Dynamo records them → aten calls that autograd has not seen yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+
+
+def to_aten(module: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.GraphModule:
+    """The aten operators that ``module`` calls on ``values``, composite ones whole: ``aten.linear``, ``aten.dropout``.
+
+    They are recorded above autograd, so that what is made of them is differentiated as the module would be.
+
+    Args:
+        module: straight-line calls.
+        values: for its placeholders: fake tensors, symbolic numbers, plain values.
+
+    Returns: a module of one graph, whose nodes have ``meta["val"]`` and where they stand in the model.
+    """
+    interpreter = torch.fx.Interpreter(module)
+
+    def run(*args: Any) -> Any:
+        return interpreter.run(*args)
+
+    with traceback.preserve_node_meta():
+        return make_fx(run, tracing_mode="symbolic", pre_dispatch=True, _allow_non_fake_inputs=True)(*values)

@@ -1,0 +1,138 @@
+"""One segment: trace, match, choose, weave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusionreg.core.errors import FusionregError
+from fusionreg.core.matcher.match import Match
+
+from ..operators import Operators
+from . import autocast
+from .guards import Extents
+from .lowering import Lowered, lower
+from .options import Options
+from .reading import Traced, read
+from .report import FusedSite, LostSite, Report
+from .retrace import to_aten
+from .weaving import Reach, weave
+
+if TYPE_CHECKING:
+    from fusionreg.api import Registry
+
+
+class Fuser:
+    """Rewrites the segments of one Dynamo graph.
+
+    Attributes:
+        reports: one for each segment that was looked at.
+    """
+
+    def __init__(self, registry: Registry, operators: Operators, options: Options) -> None:
+        self.registry, self.operators, self.options = registry, operators, options
+        self.reports: list[Report] = []
+        self.sites = 0
+
+    def rewrite(self, segment: torch.fx.GraphModule, values: list[Any]) -> torch.fx.GraphModule | None:
+        """The segment with what could be fused as calls; None where nothing was, or it cannot be rewritten."""
+        device = _device(values)
+        if device is None or self.options.policy == "off":
+            return None
+        if device.type == "cpu" and self.options.device != "sim":
+            self.reports.append(Report(refused=("its tensors are on the CPU: fused kernels run on a GPU",)))
+            return None
+        try:
+            return self._rewrite(segment, values, device)
+        except FusionregError as error:
+            if self.options.strict:
+                raise
+            self.reports.append(Report(refused=(str(error),)))
+        except Exception as error:  # whatever tracing raises: the graph works without us
+            if self.options.strict:
+                raise
+            self.reports.append(Report(refused=(f"tracing it failed ({type(error).__name__}: {error})",)))
+        return None
+
+    def _rewrite(
+        self, segment: torch.fx.GraphModule, values: list[Any], device: torch.device
+    ) -> torch.fx.GraphModule | None:
+        module = to_aten(segment, values)
+        autocast.spell_out(module, device.type)
+        traced = read(module, "graph")
+        lowered = lower(traced, self.registry.catalog.ops, torch.is_grad_enabled())
+        gradients = Gradients(traced, lowered, self.operators, values)
+        reach, extents = Reach(traced, lowered), Extents(traced)
+
+        def refuses(match: Match) -> str | None:
+            own = reach.refusal(match) or gradients.refusal(match)
+            return own or extents.refusal(match, self.operators.registry.catalog[match.fusion])
+
+        plan = self.registry.plan(lowered.graph, policy=self.options.policy, refuses=refuses, executor=self._executor())
+        self.reports.append(self._report(plan, lowered, gradients))
+        if not plan.chosen:
+            return None
+        graph = weave(traced, lowered, plan.chosen, self.operators, self.sites)
+        self.sites += len(lowered.seeds)
+        made = torch.fx.GraphModule(torch.nn.Module(), graph)
+        for name, tensor in traced.constants.items():
+            made.register_buffer(name, tensor, persistent=False)
+        return made
+
+    def _executor(self) -> str:
+        return "inductor" if self.options.inner == "inductor" else "eager"
+
+    def _report(self, plan: Any, lowered: Lowered, gradients: Gradients) -> Report:
+        nodes = lowered.graph.node_by_name
+
+        def described(match: Match) -> tuple[tuple[str, ...], str]:
+            return tuple(nodes[n].op for n in match.nodes), nodes[match.root].source
+
+        fused = tuple(FusedSite(m.fusion, *described(m), bool(gradients.wanted(m))) for m in plan.chosen)
+        lost = tuple(LostSite(x.match.fusion, *described(x.match), x.reason) for x in plan.losers)
+        return Report(fused, lost, (), lowered.opaque, self.options.policy)
+
+
+class Gradients:
+    """Which values of a lifted graph carry a gradient, and whether a fused call could pass it on."""
+
+    def __init__(self, traced: Traced, lowered: Lowered, operators: Operators, values: Sequence[Any]) -> None:
+        self.operators, self.graph = operators, lowered.graph
+        self.carrying: set[str] = set()
+        if not torch.is_grad_enabled():
+            return
+        for spec, value in zip(traced.arguments, values, strict=True):
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                self.carrying.add(spec.name)
+        for node in self.graph.nodes:
+            ends = node.attrs.get("target", "") in _ENDS
+            if not ends and any(i in self.carrying for i in node.inputs):
+                self.carrying.update(o for o in node.outputs if o and self._floating(o))
+
+    def _floating(self, name: str) -> bool:
+        return "float" in self.graph.values[name].dtype
+
+    def wanted(self, match: Match) -> tuple[str, ...]:
+        """Inputs of the fusion whose gradient somebody will ask for."""
+        return tuple(tensor for tensor, name in match.inputs.items() if name in self.carrying)
+
+    def refusal(self, match: Match) -> str | None:
+        """Why a fused call could not pass gradients on, None where it can or need not."""
+        wanted = self.wanted(match)
+        if not wanted:
+            return None
+        absent = [t for t in self.operators.registry.catalog[match.fusion].inputs if t not in match.inputs]
+        return self.operators.gradient_refusal(match.fusion, wanted, absent)
+
+
+_ENDS = frozenset({"aten.detach.default", "aten.detach_copy.default"})
+
+
+def _device(values: list[Any]) -> torch.device | None:
+    """Where the tensors of a segment are; None where there are none, or they are in several places."""
+    found = {v.device for v in values if isinstance(v, torch.Tensor) and (v.dim() or v.device.type != "cpu")}
+    return found.pop() if len(found) == 1 else None
+
+

@@ -1,0 +1,270 @@
+"""A traced program with its chosen fusions as calls: a new fx graph of the same inputs and outputs.
+
+Values are made on demand, from the outputs back: what a fused call covers is not asked for any more and so is not
+there. All other calls stay as they were traced.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fusionreg.core.errors import ModelError
+from fusionreg.core.ir import Graph
+from fusionreg.core.matcher.match import Match
+
+from .. import schemas
+from ..aten import SILENT
+from ..operators import Operators
+from ..program import Call, Program, Ref, TensorMeta, refs
+from .glue import constant, glued, make, operands
+from .lowering import Lowered, visible
+from .reading import FOREIGN, Traced
+
+
+def weave(
+    traced: Traced, lowered: Lowered, chosen: Sequence[Match], operators: Operators, first_site: int
+) -> torch.fx.Graph:
+    """The graph of ``traced`` with the matches of ``chosen`` fused.
+
+    Args:
+        traced: what was traced.
+        lowered: its graph, in which the matches were found.
+        chosen: matches that :meth:`Reach.refusal` has nothing against.
+        operators: where the calls come from.
+        first_site: number of the first site with a dropout; each gets one of its own.
+    """
+    return _Weaver(traced, lowered, chosen, operators, first_site).run()
+
+
+class Reach:
+    """Which values of the lifted graph a program can compute."""
+
+    def __init__(self, traced: Traced, lowered: Lowered) -> None:
+        self.graph: Graph = lowered.graph
+        self.seeds = lowered.seeds
+        self.visible = visible(lowered, traced.program)
+
+    def refusal(self, match: Match) -> str | None:
+        """Why a fused call could not be put in the place of a match, None where it can."""
+        for tensor, name in match.inputs.items():
+            if not self._found(name):
+                return f"its operand {tensor} is no value of the traced program"
+        for tensor, name in match.outputs.items():
+            if name not in self.visible and not self._leaves(name):
+                return f"its result {tensor} is no value of the traced program"
+        return None
+
+    def _found(self, name: str) -> bool:
+        if name in self.visible or name in self.seeds:
+            return True
+        if name in self.graph.constants:
+            return constant(self.graph, name) is not None
+        node = self.graph.producers.get(name)
+        needs = operands(self.graph, node) if node is not None else None
+        return needs is not None and all(map(self._found, needs))
+
+    def _leaves(self, name: str) -> bool:
+        """Whether everything that reads a value only moves it into a value of the program."""
+        readers = self.graph.consumers.get(name, ())
+        moved = [n.outputs[0] for n in readers if glued(self.graph, n) and n.inputs[0] == name]
+        return bool(readers) and len(moved) == len(readers) and all(m in self.visible or self._leaves(m) for m in moved)
+
+
+@dataclass
+class _Weaver:
+    traced: Traced
+    lowered: Lowered
+    chosen: Sequence[Match]
+    operators: Operators
+    site: int
+    out: torch.fx.Graph = field(default_factory=torch.fx.Graph)
+    made: dict[str, Any] = field(default_factory=dict)  # value of the program → node
+    woven: dict[str, Any] = field(default_factory=dict)  # value of the graph → node
+
+    def __post_init__(self) -> None:
+        self.program: Program = self.traced.program
+        self.graph: Graph = self.lowered.graph
+        self.visible: Mapping[str, str] = visible(self.lowered, self.program)
+        self.calls = {o: c for c in self.program.calls for o in c.outputs if o}
+        self.sites = {v: m for m in self.chosen for v in m.outputs.values()}
+
+    def run(self) -> torch.fx.Graph:
+        for spec in self.program.inputs:
+            self.made[spec.name] = self._placeholder(spec.name)
+        needed = self._needed()
+        for call in self.program.calls:
+            if call.target in SILENT:
+                self._emit(call)
+            else:
+                for name in filter(None, call.outputs):
+                    if name in needed:
+                        self.value(name)
+        results = [self._argument(o.value) for o in self.program.outputs if o.kind == "user"]
+        for o in self.program.outputs:
+            if o.kind == "input":
+                self.out.call_function(torch.ops.aten.copy_.default, (self.made[o.target], self._argument(o.value)))
+        self.out.output(tuple(results))
+        return self.out
+
+    def _placeholder(self, name: str) -> Any:
+        if name in self.traced.constants:
+            return self.out.get_attr(name)
+        return self.out.placeholder(name)
+
+    def _needed(self) -> set[str]:
+        """Values of the program that will be asked for, so that they can be made in the order of the program."""
+        needed: set[str] = set()
+        pending = [n for o in self.program.outputs for n in refs(o.value)]
+        pending += [n for c in self.program.calls if c.target in SILENT for n in c.refs()]
+        while pending:
+            name = pending.pop()
+            if name in needed or name in self.made:
+                continue
+            needed.add(name)
+            pending += self._sources(name)
+        return needed
+
+    def _sources(self, name: str) -> list[str]:
+        """What of the program a value is made of."""
+        inner = self.lowered.names.get(name)
+        if inner is None or self._site_of(inner) is None:
+            return list(self.calls[name].refs())
+        found: list[str] = []
+        stack = [inner]
+        while stack:
+            v = stack.pop()
+            if v in self.sites:
+                stack += self.sites[v].inputs.values()
+            elif v in self.visible and self._site_of(v) is None:
+                found.append(self.visible[v])
+            elif v in self.graph.producers:
+                stack += operands(self.graph, self.graph.producers[v]) or ()
+        return found
+
+    def _site_of(self, inner: str) -> Match | None:
+        """The site whose result a value of the graph is, or is moved from."""
+        while inner not in self.sites:
+            node = self.graph.producers.get(inner)
+            if node is None or not glued(self.graph, node):
+                return None
+            inner = node.inputs[0]
+        return self.sites[inner]
+
+    def value(self, name: str) -> Any:
+        """The node of a value of the program."""
+        if name not in self.made:
+            inner = self.lowered.names.get(name)
+            if inner is not None and self._site_of(inner) is not None:
+                self.made[name] = self._inner(inner)
+            else:
+                self._emit(self.calls[name])
+        return self.made[name]
+
+    def _inner(self, name: str) -> Any:
+        """The node of a value of the lifted graph."""
+        if name in self.woven:
+            return self.woven[name]
+        if name in self.sites:
+            self._fuse(self.sites[name])
+            return self.woven[name]
+        if name in self.visible and self._site_of(name) is None:
+            return self.value(self.visible[name])
+        if name in self.graph.constants:
+            value, meta = constant(self.graph, name), self.graph.values[name]
+            assert value is not None
+            dtype = schemas.torch_dtype(meta.dtype)
+            shape = list(meta.shape or ())
+            made = self.out.call_function(
+                torch.ops.aten.full.default, (shape, value), {"dtype": dtype, "device": self._device()}
+            )
+        else:
+            node = self.graph.producers[name]
+            needs = operands(self.graph, node) or ()
+            made = make(self.out, [self._inner(i) for i in needs], self.graph, node)
+        self.woven[name] = made
+        return made
+
+    def _device(self) -> torch.device:
+        for spec in self.program.inputs:
+            value = self.traced.values.get(spec.name)
+            if isinstance(value, torch.Tensor) and (value.dim() or value.device.type != "cpu"):
+                return value.device
+        return torch.device("cpu")
+
+    def _fuse(self, match: Match) -> None:
+        entry = self.operators.registry.catalog[match.fusion]
+        operands: list[Any] = []
+        for tensor in entry.inputs:
+            name = match.inputs.get(tensor, "")
+            operands.append(None if not name or name in self.lowered.seeds else self._inner(name))
+        like = next(o for o in operands if o is not None)
+        for i, tensor in enumerate(entry.inputs):
+            if match.inputs.get(tensor, "") in self.lowered.seeds:
+                operands[i] = self.out.call_function(self.operators.rng, (like, self.site))
+                self.site += 1
+        keywords = {**match.attributes, **match.choices}
+        node = self.out.call_function(self.operators[match.fusion], tuple(operands), keywords)
+        several = len(entry.outputs) > 1
+        for i, tensor in enumerate(entry.outputs):
+            if tensor in match.outputs:
+                made = self.out.call_function(operator.getitem, (node, i)) if several else node
+                self.woven[match.outputs[tensor]] = made
+
+    def _emit(self, call: Call) -> None:
+        function, args, kwargs = self._function(call)
+        node = self.out.call_function(function, args, kwargs)
+        recorded = [self.program.metas.get(o) for o in call.outputs]
+        listed = len(call.outputs) > 1 or _gives_list(function)
+        for i, (name, meta) in enumerate(zip(call.outputs, recorded, strict=True)):
+            if name and meta is not None:
+                self.made[name] = self.out.call_function(operator.getitem, (node, i)) if listed else node
+
+    def _function(self, call: Call) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        if call.target == "aten.view.default":  # a fused result may lie otherwise; where it does not, a view comes out
+            viewed = self._argument(call.args["self"]), self._argument(call.args["size"])
+            return torch.ops.aten.reshape.default, viewed, {}
+        given = {k: self._argument(v) for k, v in call.args.items()}
+        if call.target == "fusionreg.reshape_like.default":
+            return torch.ops.aten.reshape_as.default, (given["self"], given["other"]), {}
+        if call.target.startswith(FOREIGN):
+            places = [k for k in given if k.isdigit()]
+            args = tuple(given[k] for k in sorted(places, key=int))
+            return self.traced.foreign[call.target], args, {k: v for k, v in given.items() if not k.isdigit()}
+        if not call.target.startswith(("aten.", "prims.")):
+            return _symbolic(call.target), tuple(given.values()), {}
+        overload = schemas.overload(call.target)
+        args_: list[Any] = []
+        for a in overload._schema.arguments:
+            if a.name not in given or a.kwarg_only:
+                break
+            args_.append(given.pop(a.name))
+        return overload, tuple(args_), given
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self.value(value.name)
+        if isinstance(value, list | tuple):
+            return [self._argument(v) for v in value]
+        return value
+
+
+def _gives_list(function: Any) -> bool:
+    schema = getattr(function, "_schema", None)
+    return schema is not None and len(schema.returns) == 1 and "List" in str(schema.returns[0].type)
+
+
+def _symbolic(target: str) -> Any:
+    module, _, name = target.rpartition(".")
+    found = getattr({"_operator": operator, "math": math, "torch": torch}.get(module), name, None)
+    if found is None:
+        raise ModelError("cannot rewrite", target, "a function on numbers that is not known", "one of the table")
+    return found
+
+
+__all__ = ["Reach", "TensorMeta", "weave"]
