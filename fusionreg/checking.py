@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fusionreg.core.dtypes import DTYPES
-from fusionreg.core.errors import ModelError
+from fusionreg.core.errors import FusionregError, ModelError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.planner.plan import Plan, Policy
 from fusionreg.core.proof.report import ModelRow, Status
+from fusionreg.core.runtime.driver import driver
 from fusionreg.integrations import open_model
 from fusionreg.model import FusedModel
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from fusionreg.api import Registry
     from fusionreg.core.ir import Graph
     from fusionreg.core.matcher.find import FailedMatch
-    from fusionreg.integrations import Opened
+    from fusionreg.integrations import Declared, Opened
 
 #: Largest deviation of an original from float64, relative to the largest output, that rounding explains, by the
 #: narrowest float dtype in its graph: 16-bit dtypes round what is stored, float32 also the sums of long products.
@@ -51,36 +53,63 @@ def check_model(
     seed: int = 0,
     policy: Policy = "balanced",
     explain: bool = False,
+    declared: Sequence[Declared] = (),
 ) -> Checked:
     """Match → plan → run fused → compare with the original artefact on the same inputs.
 
     Args:
-        target: a ``.onnx`` or ``.pt2`` path, or ``package.module:callable`` (which runs that callable).
-        device: ``sim``, or ``cuda`` with torch installed.
-        seed: of the random inputs.
+        target: a ``.onnx`` or ``.pt2`` path, or ``package.module:factory`` (which runs that module's code).
+        device: ``sim``, ``cuda`` with torch installed, or ``auto``: ``cuda`` where there is a GPU.
+        seed: of the random inputs; at 0 a model that brings inputs is run on those.
         explain: also collect what nearly matched.
+        declared: types of the inputs of a live module that brings none.
 
     Raises: the typed errors of opening a model; a wrong result is a status, not an error, and a missing reference is
     SKIPPED_UNSUPPORTED with its reason.
     """
-    opened = open_model(target, ops=registry.catalog.ops)
+    device = chosen_device(device)
+    opened = open_model(target, ops=registry.catalog.ops, declared=declared)
     found = registry.match(opened.graph, explain=explain)
     plan = registry.plan(opened.graph, policy=policy, matches=found)
     model = FusedModel.build(opened.graph, plan, registry.catalog, registry.runtime)
     inputs = dict(opened.example(seed))
-    outputs = {k: host(v) for k, v in model(**_placed(inputs, device)).items()}
-    expected, reason = _expected(opened, inputs)
-    if expected is None:
-        verdict = Verdict(Status.SKIPPED_UNSUPPORTED, reason)
-    else:
-        exact = {k: host(v) for k, v in model.unfused(mode="exact", **inputs).items()}
-        chain = {k: host(v) for k, v in model.unfused(**inputs).items()}
-        verdict = compare(outputs, expected, exact, chain, _narrowest(opened.graph), _bounded(opened.graph))
+    outputs = model(**placed(inputs, device))
+    verdict = against_original(opened, model, inputs, outputs)
     row = ModelRow(
         target, len(opened.graph.nodes), tuple(asdict(site) for site in model.sites), verdict.status,
         verdict.max_abs, verdict.max_rel, verdict.reason, FrozenDict(device=device),
     )  # fmt: skip
     return Checked(row, opened.graph, plan, found.failures)
+
+
+def against_original(
+    opened: Opened,
+    model: FusedModel,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    on: Mapping[str, Any] | None = None,
+) -> Verdict:
+    """What ``model`` gave for ``inputs`` against the original artefact; SKIPPED_UNSUPPORTED with the reason where that
+    has no answer. ``on``: the same inputs where float64 and the unfused chain are to be computed."""
+    expected, reason = _expected(opened, inputs)
+    if expected is None:
+        return Verdict(Status.SKIPPED_UNSUPPORTED, reason)
+    given = inputs if on is None else on
+    exact = {k: host(v) for k, v in model.unfused(mode="exact", **given).items()}
+    chain = {k: host(v) for k, v in model.unfused(**given).items()}
+    got = {k: host(v) for k, v in outputs.items()}
+    return compare(got, expected, exact, chain, _narrowest(opened.graph), _bounded(opened.graph))
+
+
+def chosen_device(word: str) -> str:
+    """``sim`` or ``cuda`` for a device word; ``auto`` is ``cuda`` where torch is installed and the driver finds a
+    GPU."""
+    if word != "auto":
+        return word
+    try:
+        return "cuda" if find_spec("torch") is not None and driver().device_count() else "sim"
+    except FusionregError:
+        return "sim"
 
 
 def _expected(opened: Opened, inputs: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
@@ -96,12 +125,16 @@ def _expected(opened: Opened, inputs: Mapping[str, Any]) -> tuple[dict[str, Any]
 @dataclass(frozen=True)
 class Verdict:
     """Fused outputs against the original's: the status, why, and the largest deviation; ``max_rel`` is relative to the
-    largest magnitude of that output."""
+    largest magnitude of that output. ``ours``, ``theirs`` and ``unfused`` are the largest errors against float64 of the
+    fused model, the original and the unfused chain."""
 
     status: Status
     reason: str = ""
     max_abs: float = 0.0
     max_rel: float = 0.0
+    ours: float = 0.0
+    theirs: float = 0.0
+    unfused: float = 0.0
 
 
 def compare(
@@ -123,7 +156,7 @@ def compare(
     libraries compute to one ulp of 1, however small the result.
     """
     ulp, reading = 2.0 ** -DTYPES[narrowest].mantissa, READING.get(narrowest, 4e-2)
-    worst_abs = worst_rel = 0.0
+    worst_abs = worst_rel = ours = theirs = unfused = 0.0
     status, reason = Status.PASSED, ""
     for name, want in expected.items():
         got = outputs.get(name)
@@ -135,6 +168,8 @@ def compare(
             return Verdict(Status.INCORRECT_DTYPE, f"{name}: {got.dtype} — expected {want.dtype}")
         found = _distances(got, want, exact[name], chain[name])
         worst_abs, worst_rel = max(worst_abs, found.apart), max(worst_rel, found.apart / found.scale)
+        ours, theirs = max(ours, found.ours), max(theirs, found.theirs)
+        unfused = max(unfused, found.unfused)
         allowed = 2 * max(found.theirs, found.unfused) + ulp * found.scale
         limit = reading * found.scale + (ulp if name in bounded else 0.0)
         if not min(found.theirs, found.read) <= limit:
@@ -147,7 +182,7 @@ def compare(
                 Status.INCORRECT_NUMERICAL,
                 f"{name}: {found.ours:.3g} from float64 — at most {allowed:.3g}",
             )
-    return Verdict(status, reason, worst_abs, worst_rel)
+    return Verdict(status, reason, worst_abs, worst_rel, ours, theirs, unfused)
 
 
 class _Distances(NamedTuple):
@@ -215,7 +250,7 @@ def _narrowest(graph: Graph) -> str:
     return min(floats, key=lambda name: DTYPES[name].mantissa, default="float64")
 
 
-def _placed(inputs: Mapping[str, Any], device: str) -> dict[str, Any]:
+def placed(inputs: Mapping[str, Any], device: str) -> dict[str, Any]:
     """The inputs as NumPy for the simulator, as torch CUDA tensors for a GPU."""
     if device != "cuda":
         return {k: host(v) for k, v in inputs.items()}

@@ -42,6 +42,12 @@ class Site:
     reason: str = ""
 
 
+#: See :meth:`FusedModel.watched`.
+Watch = Callable[
+    [Node, Sequence[Any], Callable[[], tuple[Sequence[Any] | None, Site]]], Sequence[Any] | None
+]
+
+
 @dataclass(eq=False)
 class FusedModel:
     """A runnable graph. Call it with arrays by input name (or in input order); it returns arrays by output name.
@@ -92,6 +98,21 @@ class FusedModel:
         Raises: :class:`ArgumentError` for a missing, surplus or unknown input.
         """
         return self._evaluator.run(self._bind(args, named), trace)
+
+    def watched(self, watch: Watch, *args: Any, **named: Any) -> dict[str, Any]:
+        """Runs the fused graph with ``watch`` between it and its sites.
+
+        Args:
+            watch: ``watch(node, operands, run) -> results`` at each site: the ``fused::`` node, its operands with None
+                where one is absent, and what executes it and gives (results, what happened). The model goes on with
+                what it returns; where that is None, with what the unfused operators give.
+            args, named: as of a call.
+        """
+
+        def between(node: Node, operands: Sequence[Any]) -> Sequence[Any] | None:
+            return watch(node, operands, lambda: (self._fused(node, operands), self._ran[node.name]))
+
+        return Evaluator(self.graph, ops=self.catalog.ops, fused=between).run(self._bind(args, named))
 
     def unfused(self, *args: Any, mode: Mode = "step", **named: Any) -> dict[str, Any]:
         """Runs the lifted graph operator by operator; ``mode`` as in ``core.evaluate``."""

@@ -35,6 +35,7 @@ FLOORS |= {
     "fusionreg.api": 10,
     "fusionreg.checking": 10,
     "fusionreg.benching": 10,
+    "fusionreg.verifying": 10,
     "fusionreg.testing": 11,
     "fusionreg.cli": 11,
     "fusionreg.__main__": 12,
