@@ -331,7 +331,9 @@ def test_cooperative_grids_and_workspace(tmp_path, cache):
 def test_programmatic_launches_stay_ordered(tmp_path, cache):
     if torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("programmatic dependent launch needs compute capability 9.0")
-    template = plugin_kit.ADD_RELU.replace("{\n", '{\n  asm volatile("griddepcontrol.wait;" ::: "memory");\n', 1)
+    template = '{{ include("programmatic.cuh") }}\n' + plugin_kit.ADD_RELU.replace(
+        "{\n", "{\n  fr::grid_dependency_wait();\n", 1
+    )
     runtime = special_runtime(
         tmp_path, cache, template, targets="sm_90+", grid="ceildiv(M * N, 256)", programmatic=True
     )

@@ -20,6 +20,7 @@ class Geometry:
     cluster: tuple[int, ...] = ()
     shared_memory: int = 0
     cooperative: bool = False
+    programmatic: bool = False
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ def package(tmp_path_factory):
     (root / "templates").mkdir(parents=True)
     (root / "templates" / "k.cu.j2").write_text(TEMPLATE)
     (root / "bare.cu.j2").write_text("{{ signature }} {}")
+    (root / "talks.cu.j2").write_text(TEMPLATE + "// fr::grid_dependency_wait() {# grid_dependency_wait() #}")
     (root / "uses.cu.j2").write_text(
         '{{ include("part.cuh.j2") }} {{ signature }} { BM; C; STAGES; x_stride_1; workspace; K; }'
     )
@@ -93,6 +94,8 @@ def test_the_kernel_under_test_is_right(package):
         ({"valid": ("BM < 128",)}, "params.BM", "128 is valid in no combination"),
         ({"cluster": ("2",), "targets": ("sm_80", "sm_86")}, "cluster", "no target"),
         ({"programmatic": True, "targets": ("sm_80",)}, "programmatic", "no target"),
+        ({"programmatic": True}, "programmatic", "never calls fr::grid_dependency_wait()"),
+        ({"programmatic": True, "template": "talks.cu.j2"}, "programmatic", "never calls fr::grid_dependency_wait()"),
         # geometry
         ({"grid": ("1",) * 4}, "grid", "4 expressions"),
         ({"grid": ()}, "grid", "0 expressions"),

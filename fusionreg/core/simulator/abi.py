@@ -61,7 +61,7 @@ class Request(c.Structure):
             (n, c.c_uint32)
             for n in (
                 "dynamic_shared", "stack_bytes", "order", "seed", "checked", "races", "uninitialised", "banks",
-                "cooperative", "timeout_ms", "sanitized",
+                "cooperative", "programmatic", "timeout_ms", "sanitized",
             )
         ),
     ]  # fmt: skip
@@ -75,7 +75,7 @@ class BankSite(c.Structure):
     _fields_ = [(n, c.c_uint64) for n in ("pc", "instructions", "wavefronts", "ideal")]
 
 
-COUNTERS = ("switches", "barriers", "collectives", "mma", "async_bytes", "atomics", "reads", "writes", "spins")
+COUNTERS = ("switches", "barriers", "collectives", "mma", "async_bytes", "atomics", "reads", "writes", "spins", "waits")
 
 
 class Result(c.Structure):

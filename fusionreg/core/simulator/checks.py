@@ -95,8 +95,8 @@ class SimReport:
     """What a launch did.
 
     Attributes:
-        counters: of the first order: switches, barriers, collectives, mma, async_bytes, atomics, reads, writes, spins
-            (the last four in instrumented runs alone).
+        counters: of the first order: switches, barriers, collectives, mma, async_bytes, waits, atomics, reads, writes,
+            spins (the last four in instrumented runs alone).
         orders: the orders that were run.
         bank_conflicts: sites that had any, when they were counted.
         seconds: host time of all runs, never a measure of the kernel.

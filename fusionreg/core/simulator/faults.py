@@ -27,6 +27,7 @@ _EXPECTED = {
     "cluster": "a cluster barrier before any block of the cluster exits",
     "timeout": "a launch that ends",
     "trap": "no trap",
+    "dependency": "grid_dependency_wait() before the first access to a tensor: the launch before may still be running",
     "arithmetic": "divisors other than zero",
     "stack": "local memory that fits a thread",
     "order": "results that do not depend on the order of threads",
@@ -93,6 +94,14 @@ def unwritten(whom: str, found: Sequence[Region], buffers: Sequence[abi.Buffer] 
                 f"the first at byte offset {b.first_unwritten}",
                 _EXPECTED["unwritten"], detector="unwritten", tensor=r.names, offset=int(b.first_unwritten),
             )  # fmt: skip
+
+
+def never_waits(whom: str) -> SimulatorError:
+    """A programmatic launch that ends without having waited: whoever comes after it could overtake what came before."""
+    return SimulatorError(
+        "the simulator found a fault", f"in {whom}", "no thread called grid_dependency_wait()", _EXPECTED["dependency"],
+        "Call it in every thread, before threads without work return", detector="dependency",
+    )  # fmt: skip
 
 
 def order_dependence(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import abi, library
 from .build import Built
 from .checks import BankConflict, Checks, SimReport, parse_order
-from .faults import fault, unwritten
+from .faults import fault, never_waits, unwritten
 from .memory import Region
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class Run:
             block=three(*launch.block), cluster=three(*(launch.cluster or (1, 1, 1))),
             dynamic_shared=launch.shared_memory, stack_bytes=STACK,
             checked=checked, races=checked and checks.races, uninitialised=checked and checks.uninitialised,
-            banks=checked and checks.banks, cooperative=launch.cooperative, timeout_ms=int(1000 * checks.timeout),
+            banks=checked and checks.banks, cooperative=launch.cooperative, programmatic=launch.programmatic,
+            timeout_ms=int(1000 * checks.timeout),
         )  # fmt: skip
 
     def once(self, values: Sequence[Any], found: Sequence[Region], order: str) -> abi.Result:
@@ -58,6 +59,8 @@ class Run:
         self.runtime.frsim_launch(ctypes.byref(request), ctypes.byref(result))
         if result.failed:
             raise fault(self.whom, self.built, result, [r.names for r in found], order)
+        if request.programmatic and not result.waits:
+            raise never_waits(self.whom)
         if self.checks.accesses and self.checks.unwritten:
             unwritten(self.whom, found, buffers)
         return result

@@ -26,6 +26,8 @@ SWITCHES = frozenset(PREDICATES) - {"shape", "stride"}
 MOST_COMBINATIONS = 4096
 
 _INCLUDE = re.compile(r"""include\(\s*["']([^"']+)["']\s*\)""")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\{#.*?#\}", re.S)
+_WAITS = re.compile(r"\bgrid_dependency_wait\s*\(")
 
 
 def check_kernel(
@@ -229,6 +231,11 @@ def _check_read(problems: Problems, spec: KernelSpec, parsed: _Expressions, text
             problems.add("strides", f"the template never reads {name}_stride_0 …", "every declared stride used")
     if spec.workspace.strip() != "0" and "workspace" not in words:
         problems.add("workspace", "the template never reads it", "`workspace`, the kernel's last pointer, used")
+    if spec.programmatic and not _WAITS.search(_COMMENT.sub("", text)):
+        problems.add(
+            "programmatic", "the template never calls fr::grid_dependency_wait()",
+            'the call before the first access to a tensor, from {{ include("programmatic.cuh") }}',
+        )  # fmt: skip
 
 
 def _check_reachable(problems: Problems, spec: KernelSpec, fusion: FusionEntry, targets: tuple[Target, ...]) -> None:

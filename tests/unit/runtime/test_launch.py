@@ -22,8 +22,10 @@ LOAD = kernels.load  # before any test replaces it
 
 #: Reads everything that a kernel can be given.
 ALL = """\
+{{ include("programmatic.cuh") }}
 {{ signature }} {
   extern __shared__ float room[];
+  fr::grid_dependency_wait();
   const long long i = blockIdx.x * 256LL + threadIdx.x;
   if (i >= M * N) return;
   workspace[0] = 0;
@@ -249,7 +251,9 @@ PLAIN = """\
   const long long i = blockIdx.x * 256LL + threadIdx.x;
   room[threadIdx.x % {{ ROOM }}] = 0.0f;
   __syncthreads();
-  if (i < M * N) y[i] = fr::from_float<T>(fr::relu(fr::to_float(x[i]) + fr::to_float(bias[i % N]) + room[i % {{ ROOM }}]));
+  if (i >= M * N) return;
+  const float v = fr::to_float(x[i]) + fr::to_float(bias[i % N]);
+  y[i] = fr::from_float<T>(fr::relu(v + room[i % {{ ROOM }}]));
 }
 """
 

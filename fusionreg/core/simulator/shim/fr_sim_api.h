@@ -118,7 +118,7 @@ unsigned lane_id();
 unsigned warp_id();
 unsigned smem_address(const void* smem);    // __cvta_generic_to_shared: an offset from the start of the block's window
 void nanosleep(unsigned ns);                // lets others run; call it in every spin loop
-inline void grid_dependency_wait() {}       // griddepcontrol.wait
+void grid_dependency_wait();                // griddepcontrol.wait; a programmatic launch that touches a buffer before is at fault
 inline void grid_dependency_launch() {}     // griddepcontrol.launch_dependents
 template <int N> inline void setmaxnreg_inc() {}
 template <int N> inline void setmaxnreg_dec() {}

@@ -37,6 +37,7 @@ inline uint32_t movmatrix_trans(uint32_t a) {
 }
 
 inline void cp_async(void* smem, const void* global, int bytes, int src_bytes) { ::frsim_cp_async(smem, global, bytes, src_bytes); }
+inline void grid_dependency_wait() { ::frsim_dependency_wait(); }
 inline void cp_async_commit() { ::frsim_cp_async_commit(); }
 inline void cp_async_wait_n(int n) { ::frsim_cp_async_wait(n); }
 inline void cp_async_wait_all() { ::frsim_cp_async_wait(-1); }

@@ -70,6 +70,7 @@ bool frsim_atomic_cas(volatile void* p, uint64_t* expected, uint64_t desired, in
 
 void frsim_cp_async(void* smem, const void* global, int bytes, int src_bytes);
 void frsim_cp_async_commit();
+void frsim_dependency_wait();
 void frsim_cp_async_wait(int groups);  // -1: everything, committed or not
 void frsim_bulk(void* dst, const void* src, unsigned bytes, void* bar, int kind, unsigned mask);  // kind: 0 g2s, 1 s2cluster, 2 s2g, 3 multicast
 void frsim_bulk_commit();

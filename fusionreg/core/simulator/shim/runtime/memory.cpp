@@ -134,6 +134,11 @@ void note_access(const volatile void* where, size_t bytes, int kind, const void*
   }
   if (kind & (kWrite | kAtomic)) { ++w.writes; f->dirty = f->dirty || r->buffer >= 0; } else { ++w.reads; }
   const u64 offset = u64(p - r->base);
+  if (r->buffer >= 0 && w.launch->request->programmatic && !f->owner->cluster->settled) {
+    char text[160];
+    std::snprintf(text, sizeof text, "a %zu-byte %s before grid_dependency_wait()", bytes, verb(kind));
+    fail_at_buffer("dependency", Site{nullptr, 0, pc}, r->buffer, (long long)offset, bytes, nullptr, text);
+  }
   check_state(*c, *r, offset, bytes, kind, pc);
   if (c->races) check_race(*c, *r, offset, bytes, kind, f, pc);
   if (c->banks && r->buffer < -1 && r->block == f->owner) count_banks(*c, f, *r, offset, bytes, pc);

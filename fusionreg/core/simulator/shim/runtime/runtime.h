@@ -59,7 +59,7 @@ struct Request {
   u32 dynamic_shared, stack_bytes;
   u32 order;           // 0 forward, 1 reverse, 2 random
   u32 seed;
-  u32 checked, races, uninitialised, banks, cooperative;
+  u32 checked, races, uninitialised, banks, cooperative, programmatic;
   u32 timeout_ms;
   u32 sanitized;       // AddressSanitizer watches this process
 };
@@ -77,7 +77,7 @@ struct Result {
   u64 bytes, copy_image;   // copy_image: where the unit that pc belongs to was loaded
   Where at, other;
   int has_at, has_other;
-  u64 switches, barriers, collectives, mma, async_bytes, atomics, reads, writes, spins;
+  u64 switches, barriers, collectives, mma, async_bytes, atomics, reads, writes, spins, waits;
   BankSite banks[64];
   u32 n_banks;
 };
@@ -128,6 +128,7 @@ struct Warp {
 struct Named { u32 arrived = 0, expected = 0, counted = 0; Knowledge* known = nullptr; std::vector<Fiber*> waiting; };
 struct Cluster {
   u32 arrived = 0, phase = 0, threads = 0, live = 0;
+  bool settled = false;               // one of its threads has waited for the grids before this one
   Knowledge* gather = nullptr;
   Knowledge* known = nullptr;
   std::vector<Fiber*> waiting;
@@ -166,7 +167,7 @@ struct Worker {
   u32 grid_arrived = 0, resident_live = 0;
   std::unordered_map<u64, std::vector<Landing>> landings;      // by mbarrier address
   u64 idle_spins = 0, random = 0;
-  u64 switches = 0, barriers = 0, collectives = 0, mma = 0, async_bytes = 0, atomics = 0, reads = 0, writes = 0, spins = 0;
+  u64 switches = 0, barriers = 0, collectives = 0, mma = 0, async_bytes = 0, atomics = 0, reads = 0, writes = 0, spins = 0, waits = 0;
   sigjmp_buf on_fault;
   void push_back(Fiber* f) { ring[(head + count++) & ring_mask] = f; }
   void push_front(Fiber* f) { head = (head - 1) & ring_mask; ring[head] = f; ++count; }

@@ -165,6 +165,7 @@ void run_group(Worker& w, u64 group) {
     const u64 cx = id % gx, cy = id / gx % gy, cz = id / gx / gy;
     Cluster& cluster = w.clusters[c];
     cluster.arrived = cluster.phase = 0;
+    cluster.settled = false;
     cluster.waiting.clear();
     cluster.threads = cluster.live = per * w.blocks[0].threads;
     for (u32 k = 0; k < per; ++k) {
@@ -293,7 +294,7 @@ FRSIM_API int frsim_launch(const Request* request, Result* result) {
   for (auto& w : all) {
     result->switches += w.switches; result->barriers += w.barriers; result->collectives += w.collectives; result->mma += w.mma;
     forget(w);
-    result->async_bytes += w.async_bytes; result->atomics += w.atomics; result->reads += w.reads; result->writes += w.writes; result->spins += w.spins;
+    result->async_bytes += w.async_bytes; result->atomics += w.atomics; result->reads += w.reads; result->writes += w.writes; result->spins += w.spins; result->waits += w.waits;
   }
   if (request->checked) finish_checker(l);
   give_stacks(stacks);
