@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import ArgumentError
 
 #: Drawn words are below this: they are int64, and not negative.
-_LIMIT = 2**63 - 1
+LIMIT = 2**63 - 1
 
 
 def draw(like: Any, generator: Any = None) -> Any:
@@ -23,18 +23,18 @@ def draw(like: Any, generator: Any = None) -> Any:
     """
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(like, torch.Tensor):
-        return torch.randint(_LIMIT, (2,), dtype=torch.int64, device=like.device, generator=generator)
+        return torch.randint(LIMIT, (2,), dtype=torch.int64, device=like.device, generator=generator)
     import numpy
 
     if cupy is not None and isinstance(like, cupy.ndarray):
         with like.device:
             if generator is not None:
-                return generator.integers(0, _LIMIT, size=2, dtype=cupy.int64)
+                return generator.integers(0, LIMIT, size=2, dtype=cupy.int64)
             words = cupy.random.randint(0, 2**32, size=4, dtype=cupy.uint32)
-            return words.view(cupy.int64) & _LIMIT
+            return words.view(cupy.int64) & LIMIT
     if isinstance(like, numpy.ndarray):
         if generator is not None:
-            return generator.integers(0, _LIMIT, size=2, dtype="int64")
-        return numpy.random.randint(0, _LIMIT, size=2, dtype="int64")
+            return generator.integers(0, LIMIT, size=2, dtype="int64")
+        return numpy.random.randint(0, LIMIT, size=2, dtype="int64")
     kind = f"{type(like).__module__}.{type(like).__name__}"
     raise ArgumentError("cannot draw", "seed and offset", f"a {kind}", "a NumPy, torch or CuPy array")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .namespace import Ops
 from .registration import Operators
 
-__all__ = ["Operators"]
+__all__ = ["Operators", "Ops"]

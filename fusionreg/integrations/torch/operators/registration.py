@@ -50,6 +50,14 @@ class Operators:
         self._made: dict[str, Any] = {}
         self._lock = RLock()
 
+    @classmethod
+    def of(cls, registry: Registry) -> Operators:
+        """The operators of a registry, the same each time."""
+        found: Operators = registry.__dict__.get("_torch_operators") or registry.__dict__.setdefault(
+            "_torch_operators", cls(registry)
+        )
+        return found
+
     def __getitem__(self, fusion: str) -> torch._ops.OpOverload:
         """The operator of a fusion, derived ones included; :class:`UnknownNameError`, :class:`ArgumentError` for an
         open fusion."""
