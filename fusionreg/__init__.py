@@ -40,10 +40,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fusionreg' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "torch":
+        return import_module("fusionreg.torch")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fusionreg' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -37,6 +37,7 @@ FLOORS |= {
     "fusionreg.benching": 10,
     "fusionreg.verifying": 10,
     "fusionreg.testing": 11,
+    "fusionreg.torch": 11,
     "fusionreg.cli": 11,
     "fusionreg.__main__": 12,
 }
