@@ -28,7 +28,9 @@ F16, F32 = np.dtype("float16"), np.dtype("float32")
 CATALOG = registry.load(allow=("norm",))
 SWISH, DROPPED = "norm.groupnorm_swish", "norm.groupnorm_swish_dropout"
 OPS, NUMPY = default_vocabulary(), numpy_backend()
-LAST = ("last_cluster", "last_stream")
+LAST = ("last_cluster", "last_stream", "last_tiles", "last_grid")
+SHORT = ("last_tiles", "last_grid")  # 16-bit tensors only
+WIDE = pytest.mark.parametrize("kernel", ["plain", "cluster", "stream", *LAST[:2]])
 EACH = pytest.mark.parametrize("kernel", ["plain", "cluster", "stream", *LAST])
 
 
@@ -66,6 +68,12 @@ def wanted(x, scale, bias, groups, eps=1e-5):
     return torch.nn.functional.silu(torch.nn.functional.group_norm(x, groups, scale, bias, eps)).numpy()
 
 
+def wanted_normalized(x, groups, eps=1e-5):
+    g = np.asarray(x, np.float64).reshape(x.shape[0], groups, -1)
+    g = (g - g.mean(-1, keepdims=True)) / np.sqrt(g.var(-1, keepdims=True) + eps)
+    return g.reshape(x.shape)
+
+
 def rng(seed=11, offset=2):
     return np.array([seed, offset])
 
@@ -84,13 +92,40 @@ def test_conforms(fusion, sim_cache):
 @pytest.mark.parametrize("shape", [(2, 16, 8), (2, 16, 4, 6), (1, 8, 2, 2, 8)], ids=str)
 def test_any_number_of_spatial_axes(call, kernel, shape):
     r = np.random.default_rng(0)
-    x, (scale, bias) = r.standard_normal(shape).astype(F32), r.standard_normal((2, shape[1])).astype(F32)
+    kind, error = (F16, 2e-3) if kernel in SHORT else (F32, 2e-6)
+    x, (scale, bias) = r.standard_normal(shape).astype(kind), r.standard_normal((2, shape[1])).astype(kind)
     y = call(SWISH, kernel, x, scale, bias, groups=2)
     assert y.shape == shape
-    np.testing.assert_allclose(y, wanted(x, scale, bias, 2), atol=2e-6)
+    np.testing.assert_allclose(y, wanted(x, scale, bias, 2), atol=error)
 
 
 @EACH
+@pytest.mark.parametrize("at", [0.0, 8.0, 1024.0])
+def test_near_zero_and_far_from_it(call, kernel, at):
+    """A mean of up to 32 deviations is folded into the offset of a channel; beyond, little would be left of values."""
+    r = np.random.default_rng(8)
+    x = (at + r.integers(-2, 3, (2, 16, 40))).astype(F16)
+    scale, bias = (1 + r.standard_normal((2, 16)) / 4).astype(F16)
+    y = call(SWISH, kernel, x, scale, bias, groups=2)
+    np.testing.assert_allclose(y, wanted(x, scale, bias, 2), rtol=1e-3, atol=at * 2e-6 + 1e-6)
+
+
+@EACH
+def test_channels_do_not_spoil_each_other(call, kernel):
+    """Elements share reciprocals; the largest and smallest Swish, infinities and NaN stay with their own."""
+    x = np.random.default_rng(9).standard_normal((2, 16, 40)).astype(F16)
+    scale, bias = ones(16, F16)
+    bias[[1, 4, 6, 8, 11]] = [-np.inf, np.nan, np.inf, -300.0, 3e4]
+    scale[14] = np.inf
+    centred = wanted_normalized(x, 2) * scale.astype(np.float64)[:, None] + bias.astype(np.float64)[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = centred / (1 + np.exp(-centred))
+    y = call(SWISH, kernel, x, scale, bias, groups=2).astype(np.float64)
+    np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-3)
+    assert np.isnan(y[:, [1, 4]]).all() and np.isfinite(np.delete(y, [1, 4, 6, 14], axis=1)).all()
+
+
+@WIDE
 @pytest.mark.parametrize(("at", "step"), [(2e4, 0.25), (1e4, 1.0)])
 def test_variance_does_not_cancel(call, kernel, at, step):
     x = np.tile(at + step * np.arange(4), 16).reshape(1, 8, 8).astype(F32)
@@ -98,7 +133,7 @@ def test_variance_does_not_cancel(call, kernel, at, step):
     np.testing.assert_allclose(y, wanted(x, *ones(8), 2, 0.0), rtol=1e-5)
 
 
-@EACH
+@WIDE
 def test_squares_that_overflow(call, kernel):
     """One group does; its neighbours must not be scaled down with it."""
     x = np.random.default_rng(1).standard_normal((2, 16, 640)).astype(F32)
@@ -108,7 +143,7 @@ def test_squares_that_overflow(call, kernel):
     np.testing.assert_allclose(y, wanted(x, *ones(16), 4), rtol=2e-5, atol=1e-6)
 
 
-@EACH
+@WIDE
 def test_a_nan_spoils_its_group_alone(call, kernel):
     x = np.random.default_rng(2).standard_normal((2, 16, 8)).astype(F32)
     x[1, 9, 5] = np.nan
@@ -173,13 +208,16 @@ def test_nothing_to_do(call, shape):
     assert call(SWISH, "", np.ones(shape, F32), *ones(8), groups=2).shape == shape
 
 
-COPY = "if (threadIdx.x == 0) copy_stage("
 #: Kernel and parameters, what is taken out of its unit, what is put there.
 FAULTS = {
     "blocks_do_not_wait": ("cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
     "own_moments_alone": ("cluster", {"SPREAD": 2}, "m = m.with(parts[b]);", "m = m.with(parts[0]);"),
     "channels_last_does_not_wait": ("last_cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
-    "next_part_too_early": ("stream", {"TEAMS": 2}, f"__syncthreads();\n      {COPY}", COPY),
+    "chunk_not_waited_for": ("stream", {"TEAMS": 2}, "group::barrier_wait(full + seen_slot, seen_parity);", ""),
+    "next_part_too_early": ("stream", {"TEAMS": 1}, "group::barrier_wait(empty + next_slot, next_parity);", ";"),
+    "part_of_the_round_before": ("stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
+    "tiles_of_a_cluster": ("last_tiles", {"SPREAD": 2, "SLICE": 1}, "fr::cluster_sync();", ""),
+    "tiles_of_a_grid": ("last_grid", {"SLICE": 1}, "__syncthreads();  // the", "// the"),
     "table_of_the_round_before": ("last_stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
 }
 
@@ -189,8 +227,10 @@ def test_a_missing_barrier_is_found(fault, sim_cache):
     name, wanted, old, new = FAULTS[fault]
     entry, executor = CATALOG[SWISH], executor_for("sim", sim_cache, ahead=False)
     kernel = entry.kernel(f"{SWISH}/{name}")
+    large = fault == "next_part_too_early"  # more than a ring holds
     trial = Trial(
-        fault, FrozenDict({"T": "float32"}), FrozenDict({"N": 2, "C": 16, "S": 640}),
+        fault, FrozenDict({"T": "float16" if name in SHORT else "float32"}),
+        FrozenDict({"N": 8 if large else 2, "C": 16, "S": 8192 if large else 640}),
         attributes=FrozenDict({"groups": 2, "epsilon": 1e-5}),
         layouts=FrozenDict({"x": "channels_last"} if name in LAST else {}),
     )  # fmt: skip

@@ -50,6 +50,11 @@ LAST = (
 )
 
 
+#: Channels of a slice; rows of a block's threads, each with VEC of them.
+WIDTH = "(C // groups * SLICE)"
+ROWS = f"max(1, THREADS // max(1, {WIDTH} // VEC))"
+
+
 def group_cases(values: Mapping[str, str], dropout: bool) -> tuple[Case, ...]:
     """What derived cases, which have one group, leave open. ``values``: of the inputs of the case far from zero."""
     chance = {"p": 0.4} if dropout else {}
@@ -106,10 +111,15 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             "cluster", "SPREAD", "a group in the shared memory of a cluster of blocks, read once", flags,
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
         ),
-        _chip(
-            "stream", TEAM.format(PAIRED, BYTES),
-            "teams of blocks, each with a group in its shared memory, read once, as the one before leaves", flags,
-            TEAM_COUNTS, grid=True, cooperative=True, min_blocks=2, workspace="N * groups * {} * 8",
+        _ring(flags),
+        _tiles(
+            "last_tiles", "SPREAD", "channels last: some groups in the registers of a cluster, read once", flags,
+            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
+        ),
+        _tiles(
+            "last_grid", f"max(1, min(multiprocessors // (N * (groups // SLICE)), ceildiv(S // 8, {ROWS})))",
+            "channels last: all groups in the registers of all blocks, read once", flags, {}, grid=True,
+            cooperative=True,
         ),
         _last(
             "last_cluster", "SPREAD", "channels last: some groups in the shared memory of a cluster, read once", flags,
@@ -123,36 +133,62 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
     )  # fmt: skip
 
 
-#: Teams that all blocks make up; each takes one group, or slice of groups, at a time. Row-major, two blocks share a
-#: multiprocessor.
+#: Teams that all blocks make up; each takes one group, or slice of groups, at a time.
 TEAM_COUNTS = {"TEAMS": (1, 2, 4, 8, 16, 32)}
-PAIRED = "multiprocessors * 2"
+#: Bytes of a block's ring and of its table of channels, at most.
+RING = 228000
+
+
+def _ring(flags: Mapping[str, str]) -> KernelSpec:
+    """Group after group through rings of chunks in the shared memory of teams of blocks."""
+    blocks = TEAM.format("multiprocessors", BYTES)
+    chunks = f"ceildiv(ceildiv({BYTES}, 16 * {blocks}), STEPS * THREADS)"
+    rounds = "ceildiv(N * groups, TEAMS)"
+    table = "C // groups * 16"
+    slots = f"min({rounds} * {chunks}, ({RING} - {table}) // (STEPS * THREADS * 16))"
+    return KernelSpec(
+        name="stream",
+        template="group_forward_stream.cu.j2",
+        summary="teams of blocks, group after group, read once; the next ones arrive while one is finished",
+        targets=LARGE,
+        requires=(WHOLE, FEW, "C // groups * S < 2147483648", f"{table} <= 65536"),
+        params={"WHOLE": (1, 0), "TEAMS": (1, 2, 4, 8, 16, 33, 66, 132), "STEPS": (2,), "THREADS": (512,)},
+        valid=(
+            "WHOLE == 0 or S * bits(T) % 128 == 0",
+            f"TEAMS <= N * groups and TEAMS <= multiprocessors and {slots} >= min(2, {rounds}) * {chunks}",
+        ),
+        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "RING": str(RING)},
+        grid=f"TEAMS * {blocks}",
+        block="THREADS",
+        shared_memory=f"{slots} * STEPS * THREADS * 16 + {table}",
+        cooperative=True,
+        min_blocks=1,
+        workspace=f"N * groups * {blocks} * 8",
+        estimate=f"8e-6 + {rounds} * (2e-6 + 2 * TEAMS * {BYTES} / 3.8e12) + 2 * TEAMS * {BYTES} / 4e12",
+    )
 
 
 def _chip(
-    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any], grid: bool = False,
-    **fields: Any,
+    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any], **fields: Any
 ) -> KernelSpec:  # fmt: skip
-    """A group in the shared memory of so many blocks; ``grid``: group after group, each by a part of the grid."""
+    """A group in the shared memory of so many blocks."""
     held = f"ceildiv({BYTES}, {blocks} * 16) * 16"
-    memory = f"{held} + C // groups * 16"
+    words = f" + (ceildiv({held}, 64 * THREADS) * THREADS * 4 if bits(T) == 16 else 0)"
+    masks = words if flags["DROPOUT"] == "1" else ""
     return KernelSpec(
         name=name,
-        template=f"group_forward_{'stream' if grid else 'chip'}.cu.j2",
+        template="group_forward_chip.cu.j2",
         summary=summary,
-        targets=LARGE if grid else "sm_90+",
+        targets="sm_90+",
         requires=(WHOLE, FEW, "C // groups * S < 2147483648"),
-        params={"WHOLE": (1, 0), **params, "THREADS": (256,) if grid else (256, 512)},
-        valid=(
-            "WHOLE == 0 or S * bits(T) % 128 == 0",
-            TEAMS.format("N * groups", 2, memory) if grid else SPREADS.format(BYTES),
-        ),
-        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", **({} if grid else {"BLOCKS": blocks})},
-        grid=f"TEAMS * {blocks}" if grid else f"N * groups * {blocks}",
+        params={"WHOLE": (1, 0), **params, "THREADS": (256, 512)},
+        valid=("WHOLE == 0 or S * bits(T) % 128 == 0", SPREADS.format(BYTES)),
+        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "BLOCKS": blocks},
+        grid=f"N * groups * {blocks}",
         block="THREADS",
-        shared_memory=memory,
-        estimate=_rounds("N * groups", BYTES, "3.4e12") if grid else _waves("N * groups", held, "3e12"),
-        **{**fields, **({"workspace": fields["workspace"].format(blocks)} if grid else {})},
+        shared_memory=f"{held} + C // groups * 16{masks}",
+        estimate=_waves("N * groups", held, "3e12"),
+        **fields,
     )
 
 
@@ -188,6 +224,41 @@ def _last(
         else _waves("N * groups // SLICE", held, rate),
         **{**fields, **({"workspace": fields["workspace"].format(blocks)} if grid else {})},
     )
+
+
+def _tiles(
+    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any], grid: bool = False,
+    **fields: Any,
+) -> KernelSpec:  # fmt: skip
+    """A slice of groups, channels last, in the registers of so many blocks."""
+    units = "N * (groups // SLICE)"
+    each = f"ceildiv(S // 8, {blocks})"
+    return KernelSpec(
+        name=name,
+        template="group_forward_tiles.cu.j2",
+        summary=summary,
+        targets=LARGE if grid else "sm_90+",
+        strides=("x", "y"),
+        requires=(
+            "bits(T) == 16", LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW,
+        ),
+        params={
+            "SLICE": (1, 2, 4, 8, 16, 32), **params, "VEC": (8, 4), "TILES": (1, 2, 3), "THREADS": (640, 320, 512, 768),
+        },
+        valid=(
+            f"groups % SLICE == 0 and {WIDTH} % VEC == 0 and {WIDTH} <= THREADS * VEC",
+            f"TILES == ceildiv({each}, {ROWS})",
+            "TILES * VEC * THREADS <= 12288",
+            f"{units} <= multiprocessors" if grid else SPREADS.format(f"{BYTES} * SLICE"),
+        ),
+        constants={**flags, "PACKED": "1", "GRID": "1" if grid else "0", "BLOCKS": "1" if grid else blocks},
+        grid=f"{units} * {blocks}",
+        block="THREADS",
+        shared_memory=f"0 if SLICE == 1 else {ROWS} * {WIDTH} * 8",
+        min_blocks=1,
+        estimate="5e-6 + 2 * N * C * S * bits(T) / 8 / 2.5e12",
+        **{**fields, **({"workspace": f"N * groups * {blocks} * 8"} if grid else {})},
+    )  # fmt: skip
 
 
 def _waves(units: str, held: str, rate: str) -> str:

@@ -9,13 +9,17 @@ REASON = "no GPU has run all its cases as it now is"
 #: Fusion → kernels without evidence from a GPU.
 UNPROVEN = {
     "norm.batchnorm_relu_backward": ("planes",),
-    "norm.groupnorm_swish": ("cluster", "stream"),
+    "norm.groupnorm_swish": ("plain", "cluster", "stream", "last_tiles", "last_grid", "last_cluster", "last_stream"),
     "norm.groupnorm_swish_backward": ("cluster", "last", "team"),
-    "norm.groupnorm_swish_dropout": ("cluster", "stream", "last_stream"),
+    "norm.groupnorm_swish_dropout": (
+        "plain", "cluster", "stream", "last_tiles", "last_grid", "last_cluster", "last_stream",
+    ),
     "norm.groupnorm_swish_dropout_backward": ("cluster", "last", "team"),
-    "norm.layernorm_backward": ("stream",),
-    "norm.residual_rmsnorm_backward": ("stream",),
-    "norm.rmsnorm_backward": ("stream",),
+    "norm.dropout_residual_layernorm_backward": ("columns",),
+    "norm.gelu_dropout_layernorm_backward": ("columns",),
+    "norm.layernorm_backward": ("columns", "stream"),
+    "norm.residual_rmsnorm_backward": ("columns", "stream"),
+    "norm.rmsnorm_backward": ("columns", "stream"),
     "norm.swish_dropout": ("elements",),
 }
 
