@@ -23,6 +23,7 @@ from fusionreg.core.runtime.dispatch import DEVICES
 from fusionreg.core.runtime.seeds import draw
 
 if TYPE_CHECKING:
+    from fusionreg.core.bench.gains import MeasuredGains
     from fusionreg.core.matcher.match import Match
     from fusionreg.core.planner.plan import Plan, Policy
     from fusionreg.core.runtime import Bound
@@ -102,6 +103,12 @@ class Registry(Mapping[str, FusionEntry]):
         tuned = ShippedParameters() if self.frozen else TunedParameters()
         return Runtime(self.catalog, device=self.device, tuned=tuned)
 
+    @cached_property
+    def _gains(self) -> MeasuredGains:
+        from fusionreg.core.bench.gains import MeasuredGains
+
+        return MeasuredGains(self.catalog, self.runtime.kernel, self.runtime.target)
+
     @property
     def _maker(self) -> Maker:
         return Maker(self.catalog.derive, supported)
@@ -180,7 +187,9 @@ class Registry(Mapping[str, FusionEntry]):
         """
         graph = self.graph(model, *example)
         found = self._find(graph) if matches is None else matches
-        cost = CostModel(self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected)
+        cost = CostModel(
+            self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected, gains=self._gains
+        )
 
         def accepts(match: Match) -> str | None:
             return (refuses(match) if refuses is not None else None) or self.runtime.refusal(match)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusionreg.core.bench import Outcome, Results, measure, subjects
+from fusionreg.core.bench import Outcome, Results, gains, measure, subjects
 from fusionreg.core.bench import outdated as core_outdated
 from fusionreg.core.bench import tuning as core
 from fusionreg.core.bench.results import PEERS
@@ -86,6 +86,13 @@ def tune(
 def outdated(found: Results) -> frozenset[tuple[str, str]]:
     """(fusion, workload) of rows whose figures are of something else than what is installed now; needs no GPU."""
     return core_outdated(found, load(), ShippedParameters())
+
+
+def ship(found: Results) -> tuple[Path, ...]:
+    """Writes how kernels measured against the executors of the rest into the packages of their plugins, where planning
+    reads it; the files. Rows of other kernels than are installed now are left out; needs no GPU."""
+    catalog = load()
+    return gains.ship(found, catalog, core_outdated(found, catalog, ShippedParameters()))
 
 
 def _device(names: Sequence[str], peers: Sequence[str] = ()) -> tuple[Catalog, TorchBench]:

@@ -55,6 +55,7 @@ def examine() -> tuple[Check, ...]:
         lambda: _package("onnx_ir", "onnx", "ONNX models"),
         lambda: _package("onnxruntime", "onnx", "the reference of ONNX models"),
         lambda: shipped_parameters(load()),
+        lambda: shipped_times(load()),
     )  # fmt: skip
     return tuple(probe() for probe in probes)
 
@@ -70,6 +71,19 @@ def shipped_parameters(catalog: Catalog) -> Check:
     said = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
     advice = "They are not used. On such a GPU, `fusionreg tune --again --ship` finds new ones"
     return Check("tuned parameters", "absent", f"{found}, {len(wrong)} stale: {said}", advice)
+
+
+def shipped_times(catalog: Catalog) -> Check:
+    """What plugins ship of measured times, and what of it is of other kernels than there are now."""
+    from .bench.gains import stale
+
+    good, wrong = stale(catalog)
+    found = f"{good} of kernels as they are"
+    if not wrong:
+        return Check("measured times", "ok", found)
+    said = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+    advice = "The planner ignores them. On such a GPU, `fusionreg bench --again --ship` measures again"
+    return Check("measured times", "absent", f"{found}, {len(wrong)} stale: {said}", advice)
 
 
 def _python() -> Check:

@@ -31,6 +31,9 @@ def bench(
     time_limit: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which no further workload is begun.")
     ] = None,
+    ship: Annotated[
+        bool, typer.Option("--ship", help="Write the times into the plugins' packages: planning then goes by them.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with a roofline and bars (extra: bench).")] = None,
     results: Annotated[
         Path | None, typer.Option(help="Show a file of results instead of measuring; needs no GPU.")
@@ -65,6 +68,11 @@ def bench(
         why = f"the device is lost: {outcome.lost}" if outcome.lost else "for lack of time"
         left = f", {outcome.left} left ({why})" if outcome.left or outcome.lost else ""
         said = f"{outcome.measured} measured, {outcome.kept} kept{left}: {outcome.path}"
+    if ship:
+        from fusionreg.benching import ship as shipping
+
+        files = shipping(found)
+        said = "\n".join(filter(None, (said, *(f"shipped: {path}" for path in files))))
     if html is not None:
         from fusionreg.core.bench.page import write
 

@@ -141,21 +141,30 @@ class Runtime:
 
     def refusal(self, match: Match) -> str | None:
         """Why no kernel would accept this site, or None when one would (as far as symbolic extents let one tell)."""
-        entry = self.catalog[match.fusion]
         try:
-            problem = preview(entry, match, self._preview_target())
+            problem, selection = self._site(match)
         except FusionregError as e:
             return str(e)
-        selection = self._select(entry, problem, simulated=self.device == "sim")
         return None if selection or problem.empty else selection.reason
+
+    def kernel(self, match: Match) -> str:
+        """Name of the kernel that would run at this site; "" where none would."""
+        try:
+            _, selection = self._site(match)
+        except FusionregError:
+            return ""
+        return selection.accepted[0].kernel.name if selection else ""
+
+    def _site(self, match: Match) -> tuple[Problem, Selection]:
+        problem = preview(entry := self.catalog[match.fusion], match, self.target)
+        return problem, self._select(entry, problem, simulated=self.device == "sim")
 
     def expected(self, match: Match) -> float | None:
         """Seconds of this site as a plugin's ``estimate`` hook tells, None where none does."""
         if not self.catalog.implements("estimate"):
             return None
-        entry = self.catalog[match.fusion]
         try:
-            problem = preview(entry, match, self._preview_target())
+            problem = preview(entry := self.catalog[match.fusion], match, self.target)
         except FusionregError:
             return None
         return self.catalog.estimate(entry, problem, target(problem.target))
@@ -357,7 +366,9 @@ class Runtime:
                 "Copy them there, or use device='auto' to run in the simulator",
             )  # fmt: skip
 
-    def _preview_target(self) -> str:
+    @property
+    def target(self) -> str:
+        """The architecture that sites are planned for."""
         if self.device == "sim":
             return SIMULATED
         try:

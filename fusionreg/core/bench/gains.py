@@ -1,0 +1,212 @@
+"""How fusions measured against the executors of the rest: ``measured/<architecture>.json`` in a plugin's package,
+written by ``fusionreg bench --ship``, read by the planner. Floor 7.
+
+A row holds the medians of one workload: our kernel's and the competitors'. It counts for problems like its own, and as
+long as the kernel is the one that was measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from math import inf, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ValidationError
+
+from ..errors import FusionregError, ModelError
+from ..frozen import FrozenDict
+from ..planner.costs import Gain
+from ..planner.executor import Executor
+from ..spec import Record
+from .results import Results
+from .shipped import kernel_digest
+from .subject import Subject
+
+if TYPE_CHECKING:
+    from ..matcher.match import Match
+    from ..registry.catalog import Catalog
+    from ..registry.entries import FusionEntry, KernelEntry
+
+FOLDER = "measured"
+#: A measurement tells of problems of up to so many times its bytes, and of no less than their inverse share.
+NEAR = 4.0
+#: Facts of a run that rows keep.
+FACTS = ("gpu", "driver", "torch", "compile", "date")
+
+
+class GainRow(Record):
+    """One workload, measured."""
+
+    fusion: str
+    workload: str
+    kernel: str
+    """Name of the kernel that dispatch picked."""
+    digest: str
+    """Of that kernel; see ``shipped.kernel_digest``."""
+    dtypes: FrozenDict[str, str]
+    choices: FrozenDict[str, str]
+    bytes: int
+    """Of all inputs and outputs."""
+    ms: float
+    """Our median."""
+    peers: FrozenDict[str, float]
+    """Competitor → its median."""
+    facts: FrozenDict[str, str]
+    """Where and when."""
+
+
+class Gains(Record):
+    """All rows of one plugin for one architecture."""
+
+    format: Literal["fusionreg-measured/1"] = "fusionreg-measured/1"
+    target: str
+    rows: tuple[GainRow, ...] = ()
+
+
+def path_of(root: Path, target: str) -> Path:
+    """The file of a plugin for an architecture."""
+    return root / FOLDER / f"{target}.json"
+
+
+def read(path: Path) -> Gains | None:
+    """The rows of a file; None where there is none. :class:`ModelError` for a file that is something else."""
+    try:
+        return Gains.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, ValidationError) as e:
+        first = e.errors()[0] if isinstance(e, ValidationError) else None
+        said = f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg']}" if first else str(e)
+        raise ModelError("cannot read times", str(path), said, "a file of `fusionreg bench --ship`") from None
+
+
+def ship(results: Results, catalog: Catalog, outdated: Collection[tuple[str, str]]) -> tuple[Path, ...]:
+    """Writes the rows of ``results`` into the packages of the plugins that the kernels are of; the files.
+
+    Rows of the same workloads are replaced, others of kernels that changed since go. What is ``outdated`` (fusion,
+    workload), was not measured, or has no competitor, is left out. :class:`OSError` where a package cannot be written
+    to.
+    """
+    files: dict[Path, list[GainRow]] = {}
+    for result in results.rows:
+        entry = catalog.get(result.fusion)
+        if result.key in outdated or entry is None or result.ours_ms is None or result.status != "measured":
+            continue
+        run = results.runs[result.run]
+        target = run.environment.get("target", "")
+        kernel = next((k for k in entry.kernels if k.name == result.chosen), None)
+        workload = next((w for w in entry.spec.workloads if w.name == result.workload), None)
+        peers = {c.name: c.time.median for c in result.columns if c.time and not c.ours and not c.computes}
+        if kernel is None or workload is None or not peers:
+            continue
+        try:
+            problem = Subject.of(entry, workload, target, catalog.ops).problem
+        except FusionregError:
+            continue
+        facts = {**run.environment, "date": run.date}
+        row = GainRow(
+            fusion=result.fusion, workload=result.workload, kernel=kernel.name, digest=kernel_digest(kernel),
+            dtypes=problem.dtypes, choices=problem.choices, bytes=result.read + result.written, ms=result.ours_ms,
+            peers=FrozenDict(peers), facts=FrozenDict({k: facts[k] for k in FACTS if k in facts}),
+        )  # fmt: skip
+        files.setdefault(path_of(kernel.root, target), []).append(row)
+    for path, rows in files.items():
+        _write(path, rows, catalog)
+    return tuple(files)
+
+
+def _write(path: Path, rows: Iterable[GainRow], catalog: Catalog) -> None:
+    before = read(path)
+    kept = [r for r in (before.rows if before else ()) if _holds(r, catalog.get(r.fusion), kernel_digest)]
+    every = {(r.fusion, r.workload): r for r in (*kept, *rows)}
+    made = Gains(target=path.stem, rows=tuple(every[key] for key in sorted(every)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(json.dumps(made.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _holds(row: GainRow, entry: FusionEntry | None, digest: Callable[[KernelEntry], str]) -> bool:
+    """Whether the kernel of a row is still the one that was measured."""
+    kernel = next((k for k in entry.kernels if k.name == row.kernel), None) if entry is not None else None
+    return kernel is not None and digest(kernel) == row.digest
+
+
+class MeasuredGains:
+    """(match, executor, bytes) → how the like of it measured against that executor; asked by the planner.
+
+    Like is: the same fusion (of a derived one, that which it was derived from), dtypes, choices and kernel, all extents
+    known, and at most :data:`NEAR` times as many bytes or as few; the nearest of those. Attributes and the order of
+    axes in memory do not count, but what kernel would run does.
+
+    Args:
+        catalog: the loaded fusions.
+        kernel: match → name of the kernel that dispatch would pick, "" for none.
+        target: the architecture that times are of.
+    """
+
+    def __init__(self, catalog: Catalog, kernel: Callable[[Match], str], target: str) -> None:
+        self._catalog, self._kernel, self._target = catalog, kernel, target
+        self._files: dict[Path, tuple[GainRow, ...]] = {}
+        self._rows: dict[str, tuple[GainRow, ...]] = {}
+
+    def __call__(self, match: Match, executor: Executor, size: int) -> Gain | None:
+        if size <= 0 or any(isinstance(d, str) for d in (*match.axes.values(), *match.leading)):
+            return None
+        rows = [
+            (abs(log(size / r.bytes)), r.workload, column, r)
+            for r in self._of(match.base or match.fusion)
+            if r.dtypes == match.dtypes
+            and all(match.choices.get(k, v) == v for k, v in r.choices.items())
+            and (column := next((c for c in executor.columns if r.peers.get(c)), ""))
+            and r.bytes > 0
+            and abs(log(size / r.bytes)) <= log(NEAR)
+        ]
+        if not rows:
+            return None
+        kernel = self._kernel(match)
+        distance, _, column, row = min((r for r in rows if r[3].kernel == kernel), default=(inf, "", "", rows[0][3]))
+        if distance == inf:
+            return None
+        ratio = row.ms / row.peers[column]
+        return Gain(ratio, f"{row.fusion}/{row.kernel} on {row.workload}: {ratio:.2f}× {column}")
+
+    def _of(self, fusion: str) -> tuple[GainRow, ...]:
+        if fusion not in self._rows:
+            entry = self._catalog.get(fusion)
+            found = () if entry is None else tuple(self._holding(entry))
+            self._rows[fusion] = found
+        return self._rows[fusion]
+
+    def _holding(self, entry: FusionEntry) -> Iterator[GainRow]:
+        for root in dict.fromkeys(k.root for k in entry.kernels):
+            path = path_of(root, self._target)
+            if path not in self._files:
+                try:
+                    found = read(path)
+                except ModelError:  # a damaged file costs an estimate alone; doctor tells
+                    found = None
+                self._files[path] = found.rows if found is not None else ()
+            mine = (r for r in self._files[path] if r.fusion == entry.spec.name)
+            yield from (r for r in mine if _holds(r, entry, kernel_digest))
+
+
+def stale(catalog: Catalog) -> tuple[int, list[str]]:
+    """(rows that hold, what is wrong with each other one) over all files of all plugins."""
+    good, wrong = 0, list[str]()
+    roots: Mapping[Path, None] = dict.fromkeys(k.root for e in catalog.entries() for k in e.kernels)
+    for root in sorted(roots):
+        for path in sorted((root / FOLDER).glob("*.json")):
+            try:
+                found = read(path)
+            except ModelError as e:
+                wrong.append(str(e))
+                continue
+            for row in found.rows if found is not None else ():
+                if _holds(row, catalog.get(row.fusion), kernel_digest):
+                    good += 1
+                else:
+                    wrong.append(f"{row.fusion}/{row.kernel} on {row.workload} for {path.stem}: another kernel")
+    return good, wrong

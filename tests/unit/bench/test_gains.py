@@ -1,0 +1,121 @@
+"""Times that plugins ship for the planner: written from results, trusted while the kernel is the same, asked for by
+what a match is like."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from tuning_kit import FACTS, ROW, TEMPLATE, made, subject_of
+
+from fusionreg.core import doctor
+from fusionreg.core.bench.floors import Ceilings
+from fusionreg.core.bench.gains import MeasuredGains, path_of, read, ship, stale
+from fusionreg.core.bench.results import Column, Result, Results, Run
+from fusionreg.core.bench.statistics import spread
+from fusionreg.core.errors import ModelError
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.matcher.match import Match
+from fusionreg.core.planner.executor import EAGER, INDUCTOR, LIBRARY, ONNXRUNTIME
+from fusionreg.core.spec import Workload
+
+SIZE = 4 * (2 * 64 * 256 + 256)  # x, y: [64 256], bias: [256], all float32
+
+
+def column(name, ms, ours=False, **fields):
+    return Column(name=name, ours=ours, time=spread([ms]), **fields)
+
+
+def results(catalog, *columns, workload="w", status="measured", scale=1):
+    subject = subject_of(catalog)
+    run = Run(date="2026-01-02T03:04:05", environment=FACTS, ceilings=Ceilings(copy_rate=1, read_rate=1, write_rate=1))
+    row = Result(
+        fusion="acme.add_relu", workload=workload, mode="b", problem="", digest=subject.digest(FACTS), run=0,
+        status=status, read=scale * subject.traffic.read, written=scale * subject.traffic.written, flops=1,
+        floor_ms=1.0, bound="memory", chosen="plain", columns=columns,
+    )  # fmt: skip
+    return Results(gpu="Fake GPU", runs=(run,), rows=(row,))
+
+
+COLUMNS = (
+    column("plain", 1.0, ours=True), column("eager", 4.0), column("compile", 1.25),
+    column("product", 0.5, computes="the product alone"),
+)  # fmt: skip
+
+
+def site(**changes):
+    axes = FrozenDict(M=64, N=256)
+    fields = {"dtypes": FrozenDict(T="float32"), "axes": axes, **changes}
+    return Match("acme.add_relu", "acme", 0, "r", ("a", "r"), FrozenDict(), FrozenDict(), **fields)
+
+
+def asked(catalog, size=SIZE, executor=EAGER, kernel="plain", **changes):
+    return MeasuredGains(catalog, lambda m: kernel, "sm_90a")(site(**changes), executor, size)
+
+
+def test_what_is_shipped_is_a_ratio_for_its_executor(tmp_path):
+    catalog = made(tmp_path / "plugin")
+    assert asked(catalog) is None
+    (path,) = ship(results(catalog, *COLUMNS), catalog, ())
+    assert path == path_of(catalog["acme.add_relu"].kernels[0].root, "sm_90a")
+    (row,) = read(path).rows
+    assert (row.bytes, row.ms, row.peers, row.kernel) == (SIZE, 1.0, {"eager": 4.0, "compile": 1.25}, "plain")
+    assert row.facts == {"gpu": "Fake GPU", "driver": "13.0", "date": "2026-01-02T03:04:05"}
+    found = asked(catalog)
+    assert found.ratio == 0.25 and found.source == "acme.add_relu/plain on w: 0.25× eager"
+    assert asked(catalog, executor=LIBRARY) == found
+    assert asked(catalog, executor=INDUCTOR).ratio == 0.8
+    assert asked(catalog, executor=ONNXRUNTIME) is None
+
+
+def test_it_tells_of_its_like_alone(tmp_path):
+    catalog = made(tmp_path / "plugin")
+    ship(results(catalog, *COLUMNS), catalog, ())
+    assert asked(catalog, size=4 * SIZE) and asked(catalog, size=SIZE // 4)
+    assert asked(catalog, size=4 * SIZE + 4) is None and asked(catalog, size=SIZE // 4 - 4) is None
+    assert asked(catalog, dtypes=FrozenDict(T="float16")) is None
+    assert asked(catalog, kernel="other") is None
+    assert asked(catalog, axes=FrozenDict(M="B", N=256)) is None  # nobody knows its size
+    assert asked(catalog, base="acme.add_relu")
+    assert MeasuredGains(catalog, lambda m: "plain", "sm_80")(site(), EAGER, SIZE) is None
+
+
+def test_the_nearest_of_several_counts(tmp_path):
+    folder = tmp_path / "plugin"
+    large = ROW.model_copy(update={"name": "large", "axes": FrozenDict(M=192, N=256)})
+    catalog = made(folder, workloads=(ROW, Workload.model_validate(large.model_dump())))
+    ship(results(catalog, *COLUMNS), catalog, ())
+    slower = column("plain", 3.0, ours=True), column("eager", 6.0)
+    ship(results(catalog, *slower, workload="large", scale=3), catalog, ())
+    assert asked(catalog, size=SIZE).ratio == 0.25
+    assert asked(catalog, size=3 * SIZE).ratio == 0.5
+    assert asked(catalog, size=int(1.7 * SIZE)).ratio == 0.25 and asked(catalog, size=int(1.8 * SIZE)).ratio == 0.5
+
+
+def test_only_what_was_measured_on_the_kernel_there_is(tmp_path):
+    folder = tmp_path / "plugin"
+    catalog = made(folder)
+    key = ("acme.add_relu", "w")
+    assert ship(results(catalog, *COLUMNS), catalog, {key}) == ()
+    assert ship(results(catalog, *COLUMNS, status="differs"), catalog, ()) == ()
+    assert ship(results(catalog, COLUMNS[0]), catalog, ()) == ()  # nobody to compare with
+    assert ship(results(catalog, *COLUMNS, workload="gone"), catalog, ()) == ()
+    ship(results(catalog, *COLUMNS), catalog, ())
+    assert stale(catalog) == (1, []) and doctor.shipped_times(catalog).status == "ok"
+    edited = made(folder, TEMPLATE.replace("fr::relu(", "fr::relu(0.0f + "))
+    old, new = (c["acme.add_relu"].kernels[0].root for c in (catalog, edited))
+    if old != new:
+        shutil.copytree(old / "measured", new / "measured")
+    assert asked(edited) is None
+    good, wrong = stale(edited)
+    assert good == 0 and "acme.add_relu/plain on w for sm_90a: another kernel" in wrong[0]
+    assert doctor.shipped_times(edited).status == "absent"
+
+
+def test_files_that_are_something_else(tmp_path):
+    catalog = made(tmp_path / "plugin")
+    (path,) = ship(results(catalog, *COLUMNS), catalog, ())
+    path.write_text(path.read_text().replace("measured/1", "measured/9"))
+    with pytest.raises(ModelError, match="format"):
+        read(path)
+    assert asked(catalog) is None and "format" in stale(catalog)[1][0]
