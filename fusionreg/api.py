@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from fusionreg.core.errors import ArgumentError
+from fusionreg.core.errors import ArgumentError, PlanError
 from fusionreg.core.ir import Graph
 from fusionreg.core.matcher import find as matcher
 from fusionreg.core.matcher.match import Matches
@@ -16,6 +18,7 @@ from fusionreg.core.planner import plan as planner
 from fusionreg.core.planner.costs import CostModel
 from fusionreg.core.planner.executor import LIBRARY, Executor
 from fusionreg.core.planner.executor import executor as executor_of
+from fusionreg.core.planner.stored import check_graph
 from fusionreg.core.registry.catalog import Catalog, FusionEntry, load
 from fusionreg.core.render.pointwise import supported
 from fusionreg.core.runtime import Runtime
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 
 #: Environment variable: how many sites of each plan are taken, in the order of the graph.
 FUEL = "FUSIONREG_FUEL"
+
+
+class NothingFusedWarning(UserWarning):
+    """A model came out of ``fuse`` as it went in."""
 
 
 def load_registry(
@@ -57,10 +64,12 @@ def fuse(
     *example: Any,
     registry: Registry | None = None,
     policy: Policy = "balanced",
+    plan: Plan | None = None,
     dynamic_shapes: Any = None,
 ) -> Any:
     """A faster callable of ``model``; see :meth:`Registry.fuse`."""
-    return (registry or load_registry()).fuse(model, *example, policy=policy, dynamic_shapes=dynamic_shapes)
+    chosen = registry or load_registry()
+    return chosen.fuse(model, *example, policy=policy, plan=plan, dynamic_shapes=dynamic_shapes)
 
 
 class Registry(Mapping[str, FusionEntry]):
@@ -199,20 +208,32 @@ class Registry(Mapping[str, FusionEntry]):
             regions=partial(self._regions, graph), fuel=_fuel() if fuel is None else fuel,
         )  # fmt: skip
 
-    def fuse(self, model: Any, *example: Any, policy: Policy = "balanced", dynamic_shapes: Any = None) -> Any:
+    def fuse(
+        self,
+        model: Any,
+        *example: Any,
+        policy: Policy = "balanced",
+        plan: Plan | None = None,
+        dynamic_shapes: Any = None,
+    ) -> Any:
         """Match → plan → a runnable.
 
         Args:
             model: a path to ``.onnx`` or ``.pt2``, an ``onnx.ModelProto``, an ``onnx_ir.Model``, a
                 ``torch.export.ExportedProgram``, or a ``torch.nn.Module`` with ``example`` inputs.
             policy: ``off``, ``conservative``, ``balanced`` or ``aggressive``.
+            plan: one that :meth:`plan` made of this model, to be applied instead of planning again.
             dynamic_shapes: of a module, which axes of the example inputs may vary, as ``torch.export.export`` takes it.
 
         Returns: for ONNX a :class:`FusedModel` (named inputs; it can be saved); for torch a callable with the signature
-        of the original.
+        of the original. A :class:`NothingFusedWarning` where nothing was fused, though the policy allows it.
         """
         opened = self._open(model, example, dynamic_shapes=dynamic_shapes)
-        return opened.wrap(self.build(opened.graph, policy=policy, original=opened.original, saver=opened.saver))
+        made = self.build(opened.graph, policy=policy, original=opened.original, saver=opened.saver)
+        if not made.plan.chosen and policy != "off":
+            told = f"nothing in {opened.name} is fused; `fusionreg match MODEL --explain` says why"
+            warnings.warn(told, NothingFusedWarning, stacklevel=_outside())
+        return opened.wrap(made)
 
     def build(self, graph: Graph, *, policy: Policy = "balanced", **extra: Any) -> FusedModel:
         """A :class:`FusedModel` of an already lifted graph."""
@@ -224,6 +245,15 @@ class Registry(Mapping[str, FusionEntry]):
         from fusionreg.integrations import open_model
 
         return open_model(model, example, ops=self.catalog.ops, **options)
+
+
+def _outside() -> int:
+    """The stack level, seen from the caller of this, of the first frame outside of this module: Python tells a warning
+    once for each line of code that it is about."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _fuel() -> int | None:

@@ -1,8 +1,32 @@
-"""Options that take one of a few words; any other word is a usage error, and the help lists them."""
+"""Options that several commands have: one of a few words, which the help lists, and the inputs of a live model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from fusionreg.integrations import Declared
+
+MODEL_HELP = (
+    "a .onnx or .pt2 file, of which nothing is executed, or package.module:factory, which imports that module and "
+    "calls factory: its code is run"
+)
+INPUT_HELP = "Of package.module:factory: type of an input, NAME=SHAPE:DTYPE, as in x=8x128:float32; once for each."
+
+
+def declared(texts: Sequence[str] | None) -> tuple[Declared, ...]:
+    """The values of ``--input``; another form is a usage error."""
+    from fusionreg.core.errors import ArgumentError, UnknownNameError
+    from fusionreg.integrations import Declared
+
+    try:
+        return tuple(map(Declared.parse, texts or ()))
+    except (ArgumentError, UnknownNameError) as error:
+        raise typer.BadParameter(str(error), param_hint="--input") from error
 
 
 class Device(StrEnum):

@@ -100,5 +100,19 @@ def writable(path: Path) -> None:
         path.unlink()
 
 
+def near(source: str) -> str:
+    """``file:line (module)`` with the file as seen from the current folder, where it lies below."""
+    here = str(Path.cwd()) + "/"
+    return source.removeprefix(here)
+
+
+def code_at(source: str) -> str:
+    """The line of code that ``file:line`` or ``file:line (module)`` names; "" where there is none."""
+    import linecache
+
+    file, _, rest = source.partition(" ")[0].rpartition(":")
+    return linecache.getline(file, int(rest)).strip() if file and rest.isdecimal() else ""
+
+
 def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"

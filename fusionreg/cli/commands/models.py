@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusionreg.cli.choices import Policy
-from fusionreg.cli.main import NOTHING, app
-from fusionreg.cli.output import JSON_HELP, number, print_json, table
+from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Policy, declared
+from fusionreg.cli.main import FAILED, NOTHING, USAGE, app
+from fusionreg.cli.output import JSON_HELP, code_at, near, number, print_json, table, writable
 
 if TYPE_CHECKING:
     from fusionreg.core.ir import Graph
@@ -19,38 +20,75 @@ if TYPE_CHECKING:
 
 @app.command()
 def match(
-    model: Annotated[str, typer.Argument(help=".onnx, .pt2 or package.module:callable (which runs that callable)")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    input: Annotated[list[str] | None, typer.Option(help=INPUT_HELP)] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also what nearly matched, and why it did not.")] = False,
     policy: Annotated[Policy, typer.Option(help="off, conservative, balanced or aggressive")] = Policy.BALANCED,
+    expect: Annotated[
+        Path | None, typer.Option(help="A coverage lock: fail where a site in it fuses no longer.")
+    ] = None,
+    write_expect: Annotated[Path | None, typer.Option(help="Write what fuses as a coverage lock.")] = None,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
-    """What would be fused where, what loses to something better, and what nearly matched."""
-    from fusionreg.api import load_registry
+    """What would be fused where, what loses to something better, and what nearly matched.
 
+    Exit status: 0, 5 where nothing is fused, 1 where a site of --expect was lost.
+    """
+    from fusionreg.api import load_registry
+    from fusionreg.integrations import is_live, open_model
+    from fusionreg.verifying.lock import Lock
+
+    if expect and write_expect:
+        typer.echo("error: --expect reads a lock and --write-expect writes one: give one of them", err=True)
+        raise typer.Exit(USAGE)
+    types = declared(input)
+    lock = Lock.read(expect) if expect else None
+    if write_expect:
+        writable(write_expect)
     registry = load_registry()
-    graph = registry.graph(model)
-    found = registry.match(graph, explain=explain)
+    graph = open_model(model, ops=registry.catalog.ops, declared=types).graph
+    found = registry.match(graph, explain=explain or lock is not None)
     plan = registry.plan(graph, policy=policy.value, matches=found)
+    failures = found.failures if explain else ()
+    outcome = lock.compare(graph, plan, found.failures) if lock else None
+    if write_expect:
+        Lock.of(model, graph, plan).write(write_expect)
     if json:
-        print_json(
-            {
-                "model": model,
-                "nodes": len(graph.nodes),
-                **plan.to_dict(),
-                "failures": [f.to_dict() for f in found.failures],
-            }
-        )
+        near_misses = [f.to_dict() for f in failures]
+        facts = {"model": model, "nodes": len(graph.nodes), **plan.to_dict(), "failures": near_misses}
+        print_json({**facts, "expect": outcome.to_dict()} if outcome else facts)
     else:
-        show_plan(graph, plan, found.failures)
+        show_plan(graph, plan, failures, code=explain and is_live(model))
+        if outcome:
+            typer.echo("\n".join(("", f"against {expect}: {outcome.kept} kept", *outcome.lines())))
+    if outcome and not outcome.ok:
+        lost = sum(x.count for x in outcome.lost)
+        typer.echo(f"error: of the sites in {expect}, {lost} {'is' if lost == 1 else 'are'} no longer fused", err=True)
+        raise typer.Exit(FAILED)
     if not plan.chosen:
+        tell_nothing(model, policy, explain)
         raise typer.Exit(NOTHING)
 
 
-def show_plan(graph: Graph, plan: Plan, failures: Sequence[FailedMatch]) -> None:
-    """Prints the chosen sites, the losers, and the failed matches that got beyond their first operator."""
+def tell_nothing(model: str, policy: Policy, explained: bool = False) -> None:
+    """Nothing is fused: what to do now, on stderr."""
+    advice = "" if explained else f"; `fusionreg match {model} --explain` says why"
+    if policy is not Policy.OFF:
+        typer.echo(f"nothing in {model} is fused{advice}", err=True)
+
+
+def show_plan(graph: Graph, plan: Plan, failures: Sequence[FailedMatch], code: bool = False) -> None:
+    """Prints the chosen sites, the losers, and the failed matches that got beyond their first operator.
+
+    ``code``: also the line of code of each, which is read from the file that the model names.
+    """
 
     def at(node: str) -> str:
-        return graph.node_by_name[node].source or node
+        return place(graph.node_by_name[node].source or node)
+
+    def place(source: str) -> str:
+        line = code_at(source) if code else ""
+        return f"{near(source)}\n  {line}" if line else near(source)
 
     table(
         "fused",
@@ -71,7 +109,7 @@ def show_plan(graph: Graph, plan: Plan, failures: Sequence[FailedMatch]) -> None
         table(
             "\nnearly",
             ("fusion", "matched", "at", "why not"),
-            [(f.fusion, f.depth, f.source or f.node, f"{f.clause}: {f.found} — {f.expected}") for f in deep],
+            [(f.fusion, f.depth, place(f.source or f.node), f"{f.clause}: {f.found} — {f.expected}") for f in deep],
         )
     if len(deep) < len(failures):
         typer.echo(f"\n{len(failures) - len(deep)} more matched one operator only; --json lists them")

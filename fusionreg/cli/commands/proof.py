@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusionreg.cli.choices import Cases, Device, Policy
+from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Cases, Device, Policy, declared
 from fusionreg.cli.main import FAILED, USAGE, app
 from fusionreg.cli.output import console, number, print_json, progress, table, writable
 
 if TYPE_CHECKING:
     from fusionreg.api import Registry
     from fusionreg.core.proof.report import Report
+    from fusionreg.integrations import Declared
 
 #: Suffixes of model files of any kind: a fusion's name has none of them.
 MODEL_SUFFIXES = (".onnx", ".pt2", ".pt", ".pth", ".pb", ".tflite", ".safetensors", ".engine", ".mlmodel")
@@ -25,8 +27,9 @@ MODEL_SUFFIXES = (".onnx", ".pt2", ".pt", ".pth", ".pb", ".tflite", ".safetensor
 def run(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(help="fusions, or models (.onnx, .pt2, package.module:callable); all fusions by default"),
+        typer.Argument(help=f"fusions, all by default; or models: each {MODEL_HELP}"),
     ] = None,
+    input: Annotated[list[str] | None, typer.Option(help=INPUT_HELP)] = None,
     device: Annotated[Device, typer.Option(help="sim, cuda, or auto: a GPU where there is one")] = Device.AUTO,
     cases: Annotated[Cases, typer.Option(help="quick, or all of the derived cases")] = Cases.QUICK,
     kernel: Annotated[list[str] | None, typer.Option(help="only these kernels (name or fusion/name)")] = None,
@@ -37,7 +40,7 @@ def run(
     expect: Annotated[
         str, typer.Option(help="Fail unless a kernel like this ran at a model's site, e.g. */tensor_core")
     ] = "",
-    seed: Annotated[int, typer.Option(help="of a model's random inputs")] = 0,
+    seed: Annotated[int, typer.Option(help="Of a model's inputs; 0: those that it brings, if it brings any.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Write all results as JSON.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write all results as JUnit XML.")] = None,
     evidence: Annotated[
@@ -59,12 +62,13 @@ def run(
     if evidence and device is not Device.CUDA:
         typer.echo("error: --evidence records a GPU run: add --device cuda", err=True)
         raise typer.Exit(USAGE)
+    types = declared(input)
     for path in filter(None, (report, junit, evidence)):
         writable(path)
     registry = load_registry(strict=strict, device=device.value)
     models = [t for t in targets or () if _is_model(t)]
     fusions = [t for t in targets or () if not _is_model(t)]
-    found = _checked_models(registry, models, device, policy, seed, explain, quiet=json)
+    found = _checked_models(registry, models, device, policy, seed, explain, types, quiet=json)
     if fusions or not models:
         with progress("proving", quiet=json) as tell:
             proven = prove(
@@ -99,10 +103,12 @@ def _is_model(target: str) -> bool:
 
 
 def _checked_models(
-    registry: Registry, models: list[str], device: Device, policy: Policy, seed: int, explain: bool, quiet: bool
-) -> Report:
-    from fusionreg.cli.commands.models import show_plan
+    registry: Registry, models: list[str], device: Device, policy: Policy, seed: int, explain: bool,
+    types: Sequence[Declared], quiet: bool,
+) -> Report:  # fmt: skip
+    from fusionreg.cli.commands.models import show_plan, tell_nothing
     from fusionreg.core.proof.report import Report
+    from fusionreg.integrations import is_live
 
     rows = []
     for target in models:
@@ -112,16 +118,17 @@ def _checked_models(
             checked = check_model(
                 registry,
                 target,
-                device="cuda" if device is Device.CUDA else "sim",
+                device=device.value,
                 seed=seed,
                 policy=policy.value,
                 explain=explain,
+                declared=types,
             )
         rows.append(checked.row)
         if not quiet:
             row = checked.row
             console().rule(f"{Path(target).name}: {row.nodes} nodes", align="left")
-            show_plan(checked.graph, checked.plan, checked.failures)
+            show_plan(checked.graph, checked.plan, checked.failures, code=explain and is_live(target))
             table(
                 "\nran",
                 ("fusion", "kernel", "status", "nodes", "reason"),
@@ -134,6 +141,8 @@ def _checked_models(
                 [(row.status, number(row.max_abs), number(row.max_rel), row.reason)],
                 status=0,
             )
+        if not checked.plan.chosen:
+            tell_nothing(target, policy, explain)
     return Report((), tuple(rows))
 
 
