@@ -88,7 +88,7 @@ class Graphed:
         for (i, x), (version, copy) in zip(tensors, before, strict=True):
             if _version(x) != version or (copy is not None and not _same_bits(x, copy)):
                 self.reason = f"it writes input {i} in place"
-        if shares_memory(pytree.tree_leaves(result), inputs):
+        if not self.reason and shares_memory(pytree.tree_leaves(result), inputs):
             self.reason = "a result is an input or a view of one"
         self._remember(key, self.reason)
         return result

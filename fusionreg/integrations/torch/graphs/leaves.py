@@ -13,12 +13,14 @@ from fusionreg.core.problem import Tensor as Layout
 from fusionreg.core.runtime.libraries import self_overlapping
 
 Structure = Any
-"""A torch ``TreeSpec``; an int for that many tensors, positional and not nested, which is what most calls are."""
+"""A torch ``TreeSpec``; an int for that many positional arguments of which none is nested, as in most calls."""
+
+_FLAT = (torch.Tensor, int, float, str, complex, type(None))
 
 
 def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Structure, Sequence[Any]]:
     """The nesting of a call's arguments, and their leaves: tensors and constants."""
-    if not kwargs and all(isinstance(a, torch.Tensor) for a in args):
+    if not kwargs and all(isinstance(a, _FLAT) for a in args):
         return len(args), args
     leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
     return structure, leaves
@@ -31,7 +33,7 @@ def unflatten(structure: Structure, leaves: Sequence[Any]) -> tuple[Sequence[Any
 
 def layout(t: torch.Tensor) -> tuple[Any, ...]:
     """What a graph depends on beyond the values: dtype, shape, strides, device."""
-    return t.dtype, t.shape, t.stride(), t.get_device()
+    return t.dtype, t.shape, t.stride(), t.device
 
 
 def constant(value: Any) -> tuple[Any, ...]:
@@ -187,9 +189,7 @@ class Inputs:
     def explain(self, structure: Structure, leaves: Sequence[Any]) -> ArgumentError:
         """The error of a call that does not fit."""
         if structure != self.structure:
-            found = f"{structure} tensors" if isinstance(structure, int) else f"arguments nested as {structure}"
-            expected = f"{len(self)} tensors" if isinstance(self.structure, int) else f"{self.structure}"
-            return self._misfit("arguments", found, expected)
+            return self._misfit("arguments", _nesting(structure), _nesting(self.structure))
         for i, (leaf, key) in enumerate(zip(leaves, self._keys, strict=True)):
             where, fixed = self.place(i), self.leaves[i]
             if not isinstance(leaf, torch.Tensor) or not isinstance(fixed, torch.Tensor):
@@ -239,8 +239,12 @@ def _carries(whom: str, where: str) -> ArgumentError:
 
 def _plain(what: str, value: Any) -> str:
     if what == "device":
-        return "cpu" if value < 0 else f"cuda:{value}"
+        return str(value)
     return _word(value) if what == "dtype" else str(list(value))
+
+
+def _nesting(structure: Structure) -> str:
+    return f"{structure} that are not nested" if isinstance(structure, int) else f"nested as {structure}"
 
 
 def _brief(value: Any) -> str:

@@ -94,4 +94,6 @@ def _microseconds(seconds: float | None) -> str:
 
 
 def _bytes(count: int) -> str:
+    if count < 2**10:
+        return f"{count} B"
     return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
