@@ -9,6 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend
 
 from fusionreg.core.errors import FusionregError, ModelError
@@ -50,7 +52,38 @@ def backend(
     rewritten = rewrite_graph(gm, fuser.rewrite)
     report = Report.joined(fuser.reports, chosen.policy, time.perf_counter() - start)
     _tell(report, chosen)
-    return _inner(chosen, mode)(rewritten, example_inputs)
+    if chosen.inner == "eager":
+        return _eager(rewritten, example_inputs, chosen)
+    return _inductor(rewritten, example_inputs, chosen, mode)
+
+
+def _eager(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    """What autograd makes of the graph, forward and backward by themselves, with more fused: no gradients are left to
+    ask for, so that what has no backward fusion can be taken as well."""
+
+    def compiler(stage: str) -> Callable[..., Any]:
+        def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            start = time.perf_counter()
+            fuser = Fuser(*_fusing(options), options)
+            made = fuser.rewrite_traced(module)
+            _tell(Report.joined(fuser.reports, options.policy, time.perf_counter() - start, stage), options)
+            return make_boxed_func(made.forward)
+
+        return compile_graph
+
+    made = aot_autograd(
+        fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference")
+    )
+    return made(gm, list(example_inputs))
+
+
+def _inductor(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options, mode: str | None
+) -> Callable[..., Any]:
+    patches = dict(options.inner_options)
+    if mode is not None and mode != "default":
+        patches = {**torch._inductor.list_mode_options(mode), **patches}
+    return lookup_backend("inductor")(gm, list(example_inputs), **({"options": patches} if patches else {}))
 
 
 def _fusing(options: Options) -> tuple[Registry, Operators]:
@@ -82,26 +115,14 @@ def _tell(report: Report, options: Options) -> None:
         print(report)
     if options.strict and report.refused:
         raise ModelError("cannot rewrite", "a graph", report.refused[0], "a graph that can be traced and rewritten")
-    if not report.fused and options.policy != "off" and (report.lost or report.refused):
+    captured = report.stage == "captured" and options.policy != "off"
+    if captured and not report.fused and (report.lost or report.refused):
         warnings.warn(
             'backend fusionreg fused nothing in a graph; options={"explain": True} tells why, and so does '
             "`fusionreg match --explain`",
             FusionWarning,
             stacklevel=2,
         )
-
-
-def _inner(options: Options, mode: str | None) -> Callable[..., Any]:
-    if options.inner == "eager":
-        return lambda module, inputs: module.forward
-    found = lookup_backend(options.inner)
-    keywords: dict[str, Any] = {}
-    if options.inner == "inductor":
-        patches = dict(options.inner_options)
-        if mode is not None and mode != "default":
-            patches = {**torch._inductor.list_mode_options(mode), **patches}
-        keywords = {"options": patches} if patches else {}
-    return lambda module, inputs: found(module, inputs, **keywords)
 
 
 __all__ = ["FusionWarning", "FusionregError", "backend", "operators_of"]

@@ -111,7 +111,9 @@ class _Lowering:
 
     def _unknown(self, call: Call) -> None:
         e = self.e
-        self.opaque[call.target] = None
+        known = self.traced.foreign.get(call.target)
+        if getattr(known, "namespace", "") != "fusionreg":
+            self.opaque[str(known or call.target)] = None
         given = [e.env.get(name) for name in dict.fromkeys(call.refs())]
         operands: list[V | None] = [v for v in given if isinstance(v, V)]
         results = []

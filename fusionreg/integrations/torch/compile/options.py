@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .report import Report
 
-INNER = ("inductor", "eager", "aot_eager")
+INNER = ("inductor", "eager")
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Options:
 
     Attributes:
         policy: which sites are fused; see ``docs/planning.md``.
-        inner: who compiles what is not fused: ``inductor``, ``eager`` or ``aot_eager``.
-        inner_options: options of that one, as ``torch.compile`` would give it.
+        inner: who runs what is not fused: ``inductor``, or ``eager``: torch's own kernels one by one.
+        inner_options: options of Inductor, as ``torch.compile`` would give it.
         explain: print, for each graph, what was fused, what was not and why.
         report: called with the :class:`Report` of each graph.
         registry: the fusions to use; by default those of all installed plugins.

@@ -12,7 +12,7 @@ class FusedSite:
 
     Attributes:
         fusion: name.
-        operators: the operators it stands for, in order.
+        operators: the torch operators whose place it takes, in order: those of the model, before any was lifted.
         source: where the last of them stands in the model.
         differentiable: whether gradients go through it.
     """
@@ -52,6 +52,8 @@ class Report:
         refused: parts of the graph that could not be rewritten, and why.
         opaque: operators that have no form in the vocabulary: nothing is fused across them.
         policy: under which the choice was made.
+        stage: which graph it was: ``captured``, before autograd, or what autograd made of it: ``forward``, ``backward``
+            or ``inference``.
         seconds: that all this took.
     """
 
@@ -61,9 +63,10 @@ class Report:
     opaque: tuple[str, ...] = ()
     policy: str = "balanced"
     seconds: float = 0.0
+    stage: str = "captured"
 
     @classmethod
-    def joined(cls, reports: Iterable[Report], policy: str, seconds: float) -> Report:
+    def joined(cls, reports: Iterable[Report], policy: str, seconds: float, stage: str = "captured") -> Report:
         """One report of several parts of a graph."""
         parts = list(reports)
         return cls(
@@ -73,6 +76,7 @@ class Report:
             tuple(dict.fromkeys(s for r in parts for s in r.opaque)),
             policy,
             seconds,
+            stage,
         )
 
     @property
@@ -85,7 +89,8 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """The report as text."""
-        yield f"fusionreg: {len(self.fused)} sites fused, {len(self.lost)} not ({self.policy}, {self.seconds:.2f} s)"
+        head = f"fusionreg, {self.stage} graph: {len(self.fused)} sites fused, {len(self.lost)} not"
+        yield f"{head} ({self.policy}, {self.seconds:.2f} s)"
         for title, items in (("fused", self.fused), ("not fused", self.lost)):
             for item in items:
                 yield f"  {title}: {item}"

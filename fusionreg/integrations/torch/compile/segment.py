@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,24 +44,37 @@ class Fuser:
         if device.type == "cpu" and self.options.device != "sim":
             self.reports.append(Report(refused=("its tensors are on the CPU: fused kernels run on a GPU",)))
             return None
+        return self._guarded(lambda: self._rewrite(self._traced(segment, values, device), values))
+
+    def rewrite_traced(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        """A graph that autograd has made, of aten calls without writes, with what could be fused as calls."""
+        values = [n.meta.get("val") for n in module.graph.find_nodes(op="placeholder")]
+        device = _device(values)
+        if device is None or self.options.policy == "off" or (device.type == "cpu" and self.options.device != "sim"):
+            return module
+        with torch.no_grad():
+            return self._guarded(lambda: self._rewrite(read(module, "graph"), values)) or module
+
+    def _guarded(self, rewrite: Callable[[], torch.fx.GraphModule | None]) -> torch.fx.GraphModule | None:
+        """What ``rewrite`` gives; None, and a line of the report, where it fails: the graph works without us."""
         try:
-            return self._rewrite(segment, values, device)
+            return rewrite()
         except FusionregError as error:
             if self.options.strict:
                 raise
             self.reports.append(Report(refused=(str(error),)))
-        except Exception as error:  # whatever tracing raises: the graph works without us
+        except Exception as error:  # whatever tracing raises
             if self.options.strict:
                 raise
             self.reports.append(Report(refused=(f"tracing it failed ({type(error).__name__}: {error})",)))
         return None
 
-    def _rewrite(
-        self, segment: torch.fx.GraphModule, values: list[Any], device: torch.device
-    ) -> torch.fx.GraphModule | None:
+    def _traced(self, segment: torch.fx.GraphModule, values: list[Any], device: torch.device) -> Traced:
         module = to_aten(segment, values)
         autocast.spell_out(module, device.type)
-        traced = read(module, "graph")
+        return read(module, "graph")
+
+    def _rewrite(self, traced: Traced, values: Sequence[Any]) -> torch.fx.GraphModule | None:
         lowered = lower(traced, self.registry.catalog.ops, torch.is_grad_enabled())
         gradients = Gradients(traced, lowered, self.operators, values)
         reach, extents = Reach(traced, lowered), Extents(traced)
@@ -71,7 +84,7 @@ class Fuser:
             return own or extents.refusal(match, self.operators.registry.catalog[match.fusion])
 
         plan = self.registry.plan(lowered.graph, policy=self.options.policy, refuses=refuses, executor=self._executor())
-        self.reports.append(self._report(plan, lowered, gradients))
+        self.reports.append(self._report(plan, lowered, gradients, reach))
         if not plan.chosen:
             return None
         graph = weave(traced, lowered, plan.chosen, self.operators, self.sites)
@@ -84,11 +97,11 @@ class Fuser:
     def _executor(self) -> str:
         return "inductor" if self.options.inner == "inductor" else "eager"
 
-    def _report(self, plan: Any, lowered: Lowered, gradients: Gradients) -> Report:
+    def _report(self, plan: Any, lowered: Lowered, gradients: Gradients, reach: Reach) -> Report:
         nodes = lowered.graph.node_by_name
 
         def described(match: Match) -> tuple[tuple[str, ...], str]:
-            return tuple(nodes[n].op for n in match.nodes), nodes[match.root].source
+            return reach.covered(match), nodes[match.root].source
 
         fused = tuple(FusedSite(m.fusion, *described(m), bool(gradients.wanted(m))) for m in plan.chosen)
         lost = tuple(LostSite(x.match.fusion, *described(x.match), x.reason) for x in plan.losers)

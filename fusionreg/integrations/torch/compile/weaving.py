@@ -49,6 +49,8 @@ class Reach:
         self.graph: Graph = lowered.graph
         self.seeds = lowered.seeds
         self.visible = visible(lowered, traced.program)
+        self.calls = traced.program.calls
+        self.writers = {o: i for i, c in enumerate(self.calls) for o in c.outputs if o}
 
     def refusal(self, match: Match) -> str | None:
         """Why a fused call could not be put in the place of a match, None where it can."""
@@ -59,6 +61,20 @@ class Reach:
             if name not in self.visible and not self._leaves(name):
                 return f"its result {tensor} is no value of the traced program"
         return None
+
+    def covered(self, match: Match) -> tuple[str, ...]:
+        """The calls of the program that a site takes the place of, in their order: targets without overloads."""
+        stops = {self.visible[v] for v in match.inputs.values() if v in self.visible}
+        pending = [self.visible[v] for v in match.outputs.values() if v in self.visible]
+        found: set[int] = set()
+        while pending:
+            name = pending.pop()
+            at = self.writers.get(name)
+            if name in stops or at is None or at in found:
+                continue
+            found.add(at)
+            pending += self.calls[at].refs()
+        return tuple(self.calls[i].target.rpartition(".")[0] for i in sorted(found))
 
     def _found(self, name: str) -> bool:
         if name in self.visible or name in self.seeds:
@@ -74,6 +90,10 @@ class Reach:
         readers = self.graph.consumers.get(name, ())
         moved = [n.outputs[0] for n in readers if glued(self.graph, n) and n.inputs[0] == name]
         return bool(readers) and len(moved) == len(readers) and all(m in self.visible or self._leaves(m) for m in moved)
+
+
+#: What reading makes of ``aten.batch_norm`` in training: it gives the running statistics that the other writes.
+_BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 
 
 @dataclass
@@ -107,8 +127,8 @@ class _Weaver:
                         self.value(name)
         results = [self._argument(o.value) for o in self.program.outputs if o.kind == "user"]
         for o in self.program.outputs:
-            if o.kind == "input":
-                self.out.call_function(torch.ops.aten.copy_.default, (self.made[o.target], self._argument(o.value)))
+            if o.kind == "input" and (new := self._argument(o.value)) is not self.made[o.target]:
+                self.out.call_function(torch.ops.aten.copy_.default, (self.made[o.target], new))
         self.out.output(tuple(results))
         return self.out
 
@@ -217,6 +237,9 @@ class _Weaver:
                 self.woven[match.outputs[tensor]] = made
 
     def _emit(self, call: Call) -> None:
+        if call.target == _BATCH_NORM and call.args.get("training") and call.outputs[1:3] == ("", ""):
+            self._batch_norm(call)
+            return
         function, args, kwargs = self._function(call)
         node = self.out.call_function(function, args, kwargs)
         recorded = [self.program.metas.get(o) for o in call.outputs]
@@ -224,6 +247,14 @@ class _Weaver:
         for i, (name, meta) in enumerate(zip(call.outputs, recorded, strict=True)):
             if name and meta is not None:
                 self.made[name] = self.out.call_function(operator.getitem, (node, i)) if listed else node
+
+    def _batch_norm(self, call: Call) -> None:
+        """In training, as the model had it: it writes the running statistics where autograd does not mind."""
+        names = [a.name for a in torch.ops.aten.batch_norm.default._schema.arguments[:-1]]
+        given = [self._argument(call.args.get(n)) for n in names]
+        made = self.out.call_function(torch.ops.aten.batch_norm.default, (*given, torch.backends.cudnn.enabled))
+        statistics = (given[names.index(n)] for n in ("running_mean", "running_var"))
+        self.made.update(zip(filter(None, call.outputs), (made, *statistics), strict=True))
 
     def _function(self, call: Call) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         if call.target == "aten.view.default":  # a fused result may lie otherwise; where it does not, a view comes out

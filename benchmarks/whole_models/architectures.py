@@ -1,0 +1,145 @@
+"""Published architectures, randomly initialised: modules with example inputs, and how a training step makes a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model.
+
+    Attributes:
+        module: on the CPU, in float32.
+        inputs: example inputs; floating ones are cast to the dtype of a run.
+        loss: result → a scalar.
+    """
+
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    loss: Callable[[Any], torch.Tensor]
+
+
+def _first(result: Any) -> torch.Tensor:
+    if isinstance(result, torch.Tensor):
+        return result
+    return result[0] if isinstance(result, tuple) else next(iter(result.values()))
+
+
+def _weighed(result: Any) -> torch.Tensor:
+    """A mean with weights that no normalisation takes out."""
+    y = _first(result).float()
+    return (y * torch.linspace(-1.0, 2.0, y.numel(), device=y.device).view_as(y)).mean()
+
+
+def bert(tiny: bool) -> Subject:
+    """BERT-base, 8 × 512 tokens, of two layers (WORKLOADS: a step is as good as its layers)."""
+    from transformers import BertConfig, BertModel
+
+    size = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 99} if tiny else {}
+    config = BertConfig(num_hidden_layers=2, attn_implementation="sdpa", **size)
+    tokens = torch.randint(0, 99, (2, 16) if tiny else (8, 512))
+    return Subject(BertModel(config, add_pooling_layer=False), (tokens,), _weighed)
+
+
+def llama(tiny: bool) -> Subject:
+    """One layer of Llama-3-8B, 1 × 2048 tokens."""
+    from transformers import LlamaConfig, LlamaModel
+
+    size: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    size |= {"num_key_value_heads": 8, "vocab_size": 1000}
+    if tiny:
+        size |= {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaModel(LlamaConfig(num_hidden_layers=1, use_cache=False, **size))
+    return Subject(model, (torch.randint(0, 99, (1, 16) if tiny else (1, 2048)),), _weighed)
+
+
+def mixtral(tiny: bool) -> Subject:
+    """One layer of Mixtral at a quarter of its width, 1 × 512 tokens."""
+    from transformers import MixtralConfig, MixtralModel
+
+    size: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8}
+    size |= {"num_key_value_heads": 2, "vocab_size": 1000, "num_local_experts": 8}
+    if tiny:
+        size |= {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_local_experts": 4}
+    model = MixtralModel(MixtralConfig(num_hidden_layers=1, use_cache=False, **size))
+    return Subject(model, (torch.randint(0, 99, (1, 16) if tiny else (1, 512)),), _weighed)
+
+
+def resnet50(tiny: bool) -> Subject:
+    """ResNet-50 of timm, 32 images of 224 × 224."""
+    import timm
+
+    images = torch.randn((2, 3, 32, 32) if tiny else (32, 3, 224, 224))
+    return Subject(timm.create_model("resnet18" if tiny else "resnet50", num_classes=10), (images,), _weighed)
+
+
+def convnext(tiny: bool) -> Subject:
+    """ConvNeXt of timm, 32 images."""
+    import timm
+
+    name, images = ("convnext_atto", (2, 3, 32, 32)) if tiny else ("convnext_tiny", (32, 3, 224, 224))
+    return Subject(timm.create_model(name, num_classes=10, drop_path_rate=0.0), (torch.randn(images),), _weighed)
+
+
+class ResBlock(nn.Module):
+    """A residual block of a diffusion U-Net: GroupNorm, SiLU and convolution twice, a time embedding between, dropout."""
+
+    def __init__(self, channels: int, embedding: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(32, channels), nn.GroupNorm(32, channels)
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.time = nn.Linear(embedding, channels)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        h = self.conv1(nn.functional.silu(self.norm1(x)))
+        h = h + self.time(nn.functional.silu(t))[:, :, None, None]
+        h = self.conv2(self.dropout(nn.functional.silu(self.norm2(h))))
+        return x + h
+
+
+def resblock(tiny: bool) -> Subject:
+    """The ResBlock of SDXL at its largest resolution: 2 × 320 × 128²."""
+    channels, side, embedding = (64, 8, 32) if tiny else (320, 128, 1280)
+    return Subject(
+        ResBlock(channels, embedding), (torch.randn(2, channels, side, side), torch.randn(2, embedding)), _weighed
+    )
+
+
+class Feedforward(nn.Module):
+    """A pre-norm feed-forward stack that drops behind its GELU: what S6 is about, with a projection between."""
+
+    def __init__(self, width: int, depth: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + norm(self.dropout(nn.functional.gelu(layer(x))))
+        return x
+
+
+def feedforward(tiny: bool) -> Subject:
+    """Four layers of width 4096 over 8192 rows."""
+    rows, width = (16, 64) if tiny else (8192, 4096)
+    return Subject(Feedforward(width, 4), (torch.randn(rows, width),), _weighed)
+
+
+ARCHITECTURES: dict[str, Callable[[bool], Subject]] = {
+    "bert": bert,
+    "llama": llama,
+    "mixtral": mixtral,
+    "resnet50": resnet50,
+    "convnext": convnext,
+    "resblock": resblock,
+    "feedforward": feedforward,
+}
