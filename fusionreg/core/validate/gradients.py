@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +46,16 @@ class Gradients:
     results: FrozenDict[str, str]
     attributes: tuple[str, ...]
     optional: frozenset[str]
+
+    def refusal(self, wanted: Collection[str], absent: Collection[str] = ()) -> str | None:
+        """Why gradients of the inputs ``wanted`` cannot be had where those ``absent`` are left out, or None."""
+        without = [n for n in wanted if n not in self.results]
+        if without:
+            return f"{self.fusion} gives no gradient of {', '.join(without)}"
+        for name, source in self.sources.items():
+            if wanted and source.kind == "input" and source.name in absent and name not in self.optional:
+                return f"{self.fusion} needs {source.name}, which is absent"
+        return None
 
     @property
     def differentiable(self) -> frozenset[str]:

@@ -47,6 +47,7 @@ def kernel(op: Any, run: Call, entry: FusionEntry, gradients: Gradients | None, 
         able, function = False, _last(entry.name)
     else:
         able, function = True, differentiable(entry, gradients, backward)
+    total = gradients is not None and not entry.optional and all(n in gradients.results for n in entry.inputs)
 
     def on(keyset: Any, *tensors: Any, **attributes: Any) -> Any:
         if forward_ad._current_level >= 0:
@@ -55,6 +56,8 @@ def kernel(op: Any, run: Call, entry: FusionEntry, gradients: Gradients | None, 
         if grad_enabled() and any_requires_grad(*tensors):
             if not able and not _IN_BACKWARD.get():
                 raise no_backward(entry.name)
+            if not total and gradients is not None:
+                _check_wanted(entry, gradients, tensors)
             if foreign:
                 return _apply(function, _below(op, keyset & after), attributes, *tensors)
             return function.apply(run, attributes, *tensors)
@@ -63,6 +66,18 @@ def kernel(op: Any, run: Call, entry: FusionEntry, gradients: Gradients | None, 
         return run(*tensors, **attributes)
 
     return on
+
+
+def _check_wanted(entry: FusionEntry, gradients: Gradients, tensors: Sequence[Any]) -> None:
+    """:class:`ArgumentError` where an input wants a gradient that the backward fusion does not give."""
+    given = {n: t for n, t in zip(entry.inputs, tensors, strict=False) if t is not None}
+    absent = [n for n in entry.inputs if n not in given]
+    refusal = gradients.refusal([n for n, t in given.items() if t.requires_grad], absent)
+    if refusal:
+        raise ArgumentError(
+            "cannot call", entry.name, f"an input requires a gradient, and {refusal}", "inputs that need none",
+            "Call it under torch.no_grad(), or detach that input", fusion=entry.name,
+        )  # fmt: skip
 
 
 def _below(op: Any, keyset: Any) -> Call:

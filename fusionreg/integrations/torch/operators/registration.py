@@ -97,13 +97,7 @@ class Operators:
             return None
         if found is None:
             return f"{fusion} names no backward fusion"
-        without = [n for n in wanted if n not in found.results]
-        if without:
-            return f"{found.fusion} gives no gradient of {', '.join(without)}"
-        for name, source in found.sources.items():
-            if source.kind == "input" and source.name in absent and name not in found.optional:
-                return f"{found.fusion} needs {source.name}, which is absent"
-        return None
+        return found.refusal(wanted, absent)
 
     def _entry(self, fusion: str) -> FusionEntry:
         return self.registry.catalog[fusion]

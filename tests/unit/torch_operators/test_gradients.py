@@ -1,0 +1,184 @@
+"""Operators and their gradients against torch's own operators and autograd; what is saved between the two passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_operators import SITES, Site
+
+from fusionreg.core.errors import ArgumentError, UnknownNameError
+
+ALL = pytest.mark.parametrize("site", SITES.values(), ids=SITES.keys())
+
+
+def called(operators, site: Site, tensors):
+    found = operators[site.fusion](*tensors.values(), **site.attributes)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def differentiated(outputs, site: Site, inputs):
+    """Gradients of random sums of the differentiable outputs."""
+    outputs = outputs[: len(outputs) - site.constant]
+    generator = torch.Generator().manual_seed(11)
+    sums = [(o * torch.randn(o.shape, generator=generator)).sum() for o in outputs]
+    return torch.autograd.grad(sum(sums), inputs)
+
+
+@ALL
+def test_values_and_gradients(operators, site):
+    tensors = site.tensors(grad=True)
+    inputs = [t for t in tensors.values() if t.requires_grad]
+    outputs, expected = called(operators, site, tensors), site.expected(tensors)
+    for found, right in zip(outputs, expected, strict=True):
+        close(found, right)
+    for found, right in zip(differentiated(outputs, site, inputs), differentiated(expected, site, inputs), strict=True):
+        close(found, right)
+
+
+@ALL
+def test_results_are_laid_out_as_promised(operators, site):
+    """What a tracer was told is what a call gives: Inductor computes addresses from it."""
+    tensors = site.tensors()
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = {n: mode.from_tensor(t) for n, t in tensors.items()}
+        promised = called(operators, site, fakes)
+    for found, right in zip(called(operators, site, tensors), promised, strict=True):
+        assert (found.shape, found.stride(), found.dtype) == (right.shape, right.stride(), right.dtype)
+
+
+@ALL
+def test_f19_nothing_is_saved_but_inputs_outputs_and_rng(operators, site):
+    """Neither a mask nor an interior value: every saved tensor is one that the caller has anyway."""
+    saved = []
+    tensors = site.tensors(grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        outputs = called(operators, site, tensors)
+    known = {t.data_ptr() for t in (*tensors.values(), *outputs)}
+    assert saved and {t.data_ptr() for t in saved} <= known
+    assert not any(t.dtype in (torch.bool, torch.uint8) for t in saved)
+
+
+@ALL
+@torch.no_grad()
+def test_without_a_gradient_nothing_is_recorded(operators, site):
+    outputs = called(operators, site, site.tensors(grad=True))
+    assert not any(o.requires_grad for o in outputs)
+
+
+@pytest.mark.parametrize("wanted", ["x", "residual", "scale"])
+def test_an_input_that_needs_no_gradient_gets_none(operators, wanted):
+    site = SITES["residual_rmsnorm"]
+    tensors = {n: t.requires_grad_(n == wanted) for n, t in site.tensors().items()}
+    outputs, expected = called(operators, site, tensors), site.expected(tensors)
+    (found,), (right,) = (differentiated(o, site, [tensors[wanted]]) for o in (outputs, expected))
+    close(found, right)
+    sum(o.sum() for o in called(operators, site, tensors)).backward()
+    assert [n for n, t in tensors.items() if t.grad is not None] == [wanted]
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_an_output_that_is_not_used_has_gradient_zero(operators, used):
+    site = SITES["residual_rmsnorm"]
+    tensors = site.tensors(grad=True)
+    outputs, expected = called(operators, site, tensors), site.expected(tensors)
+    way = torch.randn(outputs[used].shape)
+    found = torch.autograd.grad(outputs[used], list(tensors.values()), way)
+    right = torch.autograd.grad(expected[used], list(tensors.values()), way, materialize_grads=True)
+    for f, r in zip(found, right, strict=True):
+        close(f, r)
+
+
+@pytest.mark.parametrize("way", ["expanded", "transposed"])
+def test_gradients_that_come_in_another_layout(operators, way):
+    site = SITES["layernorm"]
+    tensors = site.tensors(grad=True)
+    dy = torch.randn(1).expand(2, 3, 40) if way == "expanded" else torch.randn(40, 3, 2).permute(2, 1, 0)
+    outputs = called(operators, site, tensors)[0], site.expected(tensors)[0]
+    found, right = (torch.autograd.grad(o, list(tensors.values()), dy) for o in outputs)
+    for f, r in zip(found, right, strict=True):
+        close(f, r)
+
+
+def test_running_statistics_are_no_function_to_differentiate(operators):
+    site = SITES["batchnorm_relu"]
+    outputs = called(operators, site, site.tensors(grad=True))
+    assert [o.requires_grad for o in outputs] == [True, False, False, False, False]
+
+
+def test_parameters_of_a_module_train(operators):
+    """A step of descent with the operator is the step with torch's."""
+    torch.manual_seed(0)
+    x, norm = torch.randn(6, 40), torch.nn.LayerNorm(40)
+    twin = torch.nn.LayerNorm(40)
+    for weight, bias, make in (
+        (norm.weight, norm.bias, operators["norm.layernorm"]),
+        (twin.weight, twin.bias, lambda x, s, b: torch.nn.functional.layer_norm(x, (40,), s, b)),
+    ):
+        make(x, weight, bias).pow(3).sum().backward()
+    torch.optim.SGD(norm.parameters(), 0.1).step()
+    torch.optim.SGD(twin.parameters(), 0.1).step()
+    close(norm.weight, twin.weight)
+    close(norm.bias, twin.bias)
+
+
+# --- what cannot be had ------------------------------------------------------------------------------------------
+
+
+def test_f19_second_derivatives_are_an_error_and_never_zero(operators):
+    site = SITES["layernorm"]
+    tensors = site.tensors(grad=True)
+    (first,) = torch.autograd.grad(called(operators, site, tensors)[0].pow(2).sum(), tensors["x"], create_graph=True)
+    close(first, torch.autograd.grad(site.expected(tensors)[0].pow(2).sum(), tensors["x"])[0])
+    with pytest.raises(ArgumentError, match="a second derivative is wanted"):
+        torch.autograd.grad(first.sum(), tensors["x"])
+
+
+def test_f19_an_operator_without_gradients_refuses_inputs_that_want_them(operators):
+    x, w, bias = torch.randn(4, 8), torch.randn(8, 16), torch.randn(16)
+    expected = torch.relu(x @ w + bias)
+    close(operators["gemm.bias"](x, w, bias, activation="Relu"), expected)
+    w.requires_grad_()
+    with pytest.raises(ArgumentError, match="requires a gradient"):
+        operators["gemm.bias"](x, w, bias, activation="Relu")
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            close(operators["gemm.bias"](x, w, bias, activation="Relu"), expected)
+
+
+def test_a_gradient_that_the_backward_fusion_does_not_give(operators):
+    site = SITES["batchnorm_relu"]
+    tensors = site.tensors(grad=True)
+    tensors["mean"].requires_grad_()
+    with pytest.raises(ArgumentError, match=r"norm.batchnorm_relu_backward gives no gradient of mean"):
+        called(operators, site, tensors)
+
+
+@pytest.mark.parametrize(
+    ("fusion", "wanted", "refusal"),
+    [
+        ("norm.layernorm", {"x", "scale", "bias"}, None),
+        ("norm.residual_rmsnorm", {"x", "residual"}, None),
+        ("norm.layernorm", set(), None),
+        ("gemm.bias", {"x"}, "gemm.bias names no backward fusion"),
+        ("gemm.bias", set(), None),
+        ("norm.layernorm_backward", {"dy"}, "norm.layernorm_backward names no backward fusion"),
+        ("norm.batchnorm_relu", {"x", "var"}, "norm.batchnorm_relu_backward gives no gradient of var"),
+        ("norm.swish_dropout", {"rng"}, "norm.swish_dropout_backward gives no gradient of rng"),
+        ("norm.layernorm.modulated", {"a"}, "norm.layernorm.modulated names no backward fusion"),
+    ],
+)
+def test_refusals_name_their_reason(operators, fusion, wanted, refusal):
+    assert operators.gradient_refusal(fusion, wanted) == refusal
+
+
+def test_unknown_and_open_fusions(operators):
+    with pytest.raises(UnknownNameError, match=r"did you mean norm\.layernorm"):
+        operators["norm.layernrom"]
+    with pytest.raises(UnknownNameError):
+        operators.gradient_refusal("norm.layernrom", {"x"})
+    with pytest.raises(ArgumentError, match="an open fusion has no tensors of its own"):
+        operators["pointwise.region"]
