@@ -151,6 +151,8 @@ ITERATION = {
     "tile_widest": "the same where transposed operands pass through shared memory",
     "staged_bytes": "bytes of one element of each transposed operand together; 0 where there are none",
     "returned_bytes": "the same of those among them that are outputs",
+    "turns": "extent of the first axis where every tensor is contiguous or repeated along it; 0 elsewhere",
+    "crossing": "1 where vectors run past the ends of rows, else 0",
     "traffic": "bytes of all tensors",
     "gathered_bytes": "bytes of one element of each operand that a vector takes an element at a time, together",
     "scattered": "bytes of memory sectors between the elements of operands that stride along the last axis",
@@ -204,7 +206,8 @@ class KernelSpec(Record):
     cooperative: bool = False
     """Launched cooperatively: the whole grid is resident and may synchronise."""
     programmatic: bool = False
-    """Launched with programmatic stream serialization (programmatic dependent launch)."""
+    """It may start before the kernel in front of it ends (programmatic dependent launch): the template calls
+    ``fr::grid_dependency_wait()`` before its first access to a tensor."""
     min_blocks: int = Field(default=0, ge=0, le=32)
     """Second argument of ``__launch_bounds__``; 0 leaves it out."""
     max_registers: int = Field(default=0, ge=0, le=255)
