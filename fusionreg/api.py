@@ -227,19 +227,44 @@ class Registry(Mapping[str, FusionEntry]):
 
         Returns: for ONNX a :class:`FusedModel` (named inputs; it can be saved); for torch a callable with the signature
         of the original. A :class:`NothingFusedWarning` where nothing was fused, though the policy allows it.
+        Raises: :class:`PlanError` for a plan of another graph, or of plugins that find other sites in it.
         """
         opened = self._open(model, example, dynamic_shapes=dynamic_shapes)
-        made = self.build(opened.graph, policy=policy, original=opened.original, saver=opened.saver)
+        made = self.build(opened.graph, policy=policy, plan=plan, original=opened.original, saver=opened.saver)
         if not made.plan.chosen and policy != "off":
             told = f"nothing in {opened.name} is fused; `fusionreg match MODEL --explain` says why"
             warnings.warn(told, NothingFusedWarning, stacklevel=_outside())
         return opened.wrap(made)
 
-    def build(self, graph: Graph, *, policy: Policy = "balanced", **extra: Any) -> FusedModel:
-        """A :class:`FusedModel` of an already lifted graph."""
+    def build(
+        self, graph: Graph, *, policy: Policy = "balanced", plan: Plan | None = None, **extra: Any
+    ) -> FusedModel:
+        """A :class:`FusedModel` of an already lifted graph; ``policy`` and ``plan`` as for :meth:`fuse`."""
         from fusionreg.model import FusedModel
 
-        return FusedModel.build(graph, self.plan(graph, policy=policy), self.catalog, self.runtime, **extra)
+        made = self.plan(graph, policy=policy) if plan is None else self._checked(graph, plan)
+        return FusedModel.build(graph, made, self.catalog, self.runtime, **extra)
+
+    def _checked(self, graph: Graph, plan: Plan) -> Plan:
+        """A stored plan that this registry finds on this graph: every site is matched again, which also makes the
+        fusions of its regions."""
+        check_graph(plan, graph)
+        found = {(m.fusion, m.nodes): m for m in self._find(graph)}
+        for m in plan.chosen:
+            if m.captured:
+                inside = set(m.nodes)
+                others = [n.name for n in graph.nodes if n.name not in inside]
+                again = next((r for r in self._regions(graph, others) if r.nodes == m.nodes), None)
+            else:
+                again = found.get((m.fusion, m.nodes))
+            if again != m:
+                what = "is not found there" if again is None else "is another match there"
+                raise PlanError(
+                    "cannot apply a plan", f"to {graph.name}", f"{m.fusion} at {m.root} {what}",
+                    "the plugins that it was made with", "Plan again", node=m.root,
+                )  # fmt: skip
+        fuel = _fuel()
+        return plan if fuel is None else plan.limited(fuel)
 
     def _open(self, model: Any, example: tuple[Any, ...], **options: Any) -> Any:
         from fusionreg.integrations import open_model

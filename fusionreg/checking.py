@@ -94,11 +94,40 @@ def against_original(
     expected, reason = _expected(opened, inputs)
     if expected is None:
         return Verdict(Status.SKIPPED_UNSUPPORTED, reason)
-    given = inputs if on is None else on
-    exact = {k: host(v) for k, v in model.unfused(mode="exact", **given).items()}
-    chain = {k: host(v) for k, v in model.unfused(**given).items()}
-    got = {k: host(v) for k, v in outputs.items()}
-    return compare(got, expected, exact, chain, _narrowest(opened.graph), _bounded(opened.graph))
+    return Reference.of(opened, model, inputs if on is None else on, expected).judge(outputs)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a model is held against on one set of inputs, whatever is fused in it.
+
+    Attributes:
+        expected: outputs of the original artefact by name; None where it has no answer.
+        exact, chain: outputs of the graph as read, in float64 and operator by operator.
+        narrowest, bounded: as for :func:`compare`.
+    """
+
+    expected: Mapping[str, Any] | None
+    exact: Mapping[str, Any]
+    chain: Mapping[str, Any]
+    narrowest: str
+    bounded: frozenset[str]
+
+    @classmethod
+    def of(
+        cls, opened: Opened, model: FusedModel, inputs: Mapping[str, Any], expected: Mapping[str, Any] | None = None
+    ) -> Reference:
+        """Computed on ``inputs``; ``expected``, the original's outputs, by running it where they are not given."""
+        wanted = _expected(opened, inputs)[0] if expected is None else expected
+        exact = {k: host(v) for k, v in model.unfused(mode="exact", **inputs).items()}
+        chain = {k: host(v) for k, v in model.unfused(**inputs).items()}
+        return cls(wanted, exact, chain, _narrowest(opened.graph), _bounded(opened.graph))
+
+    def judge(self, outputs: Mapping[str, Any]) -> Verdict:
+        """``outputs`` against the original, or against the unfused chain where that has no answer."""
+        got = {k: host(v) for k, v in outputs.items()}
+        expected = self.chain if self.expected is None else self.expected
+        return compare(got, expected, self.exact, self.chain, self.narrowest, self.bounded)
 
 
 def chosen_device(word: str) -> str:
