@@ -341,6 +341,16 @@ def test_compiled_graphs():
     assert "requires grad" in graphed(function, [x, layer.weight, layer.bias]).reason
 
 
+def test_state_that_stays_is_written_once_a_call():
+    state = torch.zeros(2, device="cuda")
+    torch._dynamo.mark_static_address(state)
+    with torch.no_grad():
+        run = graphed(lambda x, total: (total.add_(x) * 2,), [torch.ones(2, device="cuda"), state])
+        for i in range(1, 5):
+            assert run(torch.ones(2, device="cuda"), state)[0].tolist() == [2 * i] * 2
+        assert state.tolist() == [4, 4] and run.report.captured == 1 and not run.reason
+
+
 def test_a_compiled_graph_inside_the_callers_capture():
     with torch.no_grad():
         run = graphed(lambda x: (x + 1,), [torch.zeros(4, device="cuda")])

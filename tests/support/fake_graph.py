@@ -21,6 +21,7 @@ class FakeDevice:
 
     Attributes:
         fails: what the next recording raises.
+        untouched: tensors that a recording leaves as they are, although it runs the call: a GPU's computes nothing.
         under_way: whether the current stream is being captured, as far as anybody asks.
         current: the current stream.
     """
@@ -29,6 +30,7 @@ class FakeDevice:
     log: list[Any] = field(default_factory=list)
     pools: list[Any] = field(default_factory=list)
     fails: BaseException | None = None
+    untouched: list[torch.Tensor] = field(default_factory=list)
     under_way: bool = False
     current: str = "stream 0"
 
@@ -56,10 +58,13 @@ class FakeDevice:
             error, self.fails = self.fails, None
             raise error
         self.under_way = True
+        before = [t.clone() for t in self.untouched]
         try:
             result = run()
         finally:
             self.under_way = False
+        for tensor, value in zip(self.untouched, before, strict=True):
+            tensor.copy_(value)
         held = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
 
         def replay() -> None:

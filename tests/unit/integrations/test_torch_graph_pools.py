@@ -201,6 +201,22 @@ def test_unsafe_graphs_run_as_they_are(device, function, reason):
     assert f"2 calls without a graph: {reason}" in str(run.report)
 
 
+@pytest.mark.parametrize("mutated", [(), (1,)], ids=["found", "told"])
+def test_state_that_stays_is_written_once_a_call(device, mutated):
+    def count(x, total):
+        total += x
+        return (total * 2,)
+
+    state = torch.zeros(2)
+    torch._dynamo.mark_static_address(state)
+    device.untouched.append(state)
+    run = compiled(device, count, torch.ones(2), state, mutated=mutated)
+    with torch.no_grad():
+        for i in range(1, 4):
+            assert run(torch.ones(2), state)[0].tolist() == [2 * i] * 2 and state.tolist() == [i] * 2
+    assert not run.reason and recorded(device) == 1
+
+
 def test_reasons_that_are_known_before_the_first_call(device):
     x = torch.ones(4, requires_grad=True)
     assert "requires grad" in graphed(torch.neg, [x], devices=FakeDevices(device), kind="cpu").reason

@@ -34,12 +34,15 @@ class Graphed:
     """
 
     def __init__(
-        self, function: Callable[..., Any], pool: GraphPool, example_inputs: Sequence[Any], kind: str, devices: Devices,
-        reason: str = "",
+        self, function: Callable[..., Any], pool: GraphPool, example_inputs: Sequence[Any], *, mutated: Collection[int],
+        kind: str, devices: Devices,
     ) -> None:  # fmt: skip
         self.function, self.pool = function, pool
-        self.reason = reason or against(example_inputs, kind)
+        self.reason = against(example_inputs, kind)
         self._stays, self._kind, self._devices = staying(example_inputs), kind, devices
+        self._warmup = 2  # the call that is watched has compiled all; these are for the report
+        for i in sorted(mutated):
+            self._written(i)
         self._capturing: Callable[[], bool] = bool
         if not self.reason:
             try:
@@ -83,15 +86,22 @@ class Graphed:
             self._remember(key, why)
             return self._as_it_is(inputs, why)
         tensors = [(i, x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        before = [(_version(x), None if i in self._stays else x.detach().clone()) for i, x in tensors]
+        before = [(_version(x), None if isinstance(x, torch.nn.Parameter) else x.detach().clone()) for _, x in tensors]
         result = self.function(*inputs)
         for (i, x), (version, copy) in zip(tensors, before, strict=True):
             if _version(x) != version or (copy is not None and not _same_bits(x, copy)):
-                self.reason = f"it writes input {i} in place"
+                self._written(i)
         if not self.reason and shares_memory(pytree.tree_leaves(result), inputs):
             self.reason = "a result is an input or a view of one"
         self._remember(key, self.reason)
         return result
+
+    def _written(self, i: int) -> None:
+        """An input that is read where it is may be written there, but then nothing may run twice for a capture."""
+        if i in self._stays:
+            self._warmup = 0
+        else:
+            self.reason = self.reason or f"it writes input {i} in place"
 
     def _remember(self, key: Any, why: str) -> None:
         while len(self._seen) >= _REMEMBERED:
@@ -101,7 +111,8 @@ class Graphed:
     def _capture(self, key: Any, inputs: Sequence[Any]) -> Captured | None:
         try:
             device = self._devices(index_of(inputs, name_of(self.function)))
-            return self.pool.capture(key, self.function, len(inputs), inputs, device, stays=self._stays, warmup=2)
+            options = {"stays": self._stays, "warmup": self._warmup}
+            return self.pool.capture(key, self.function, len(inputs), inputs, device, **options)
         except ArgumentError as error:
             self._remember(key, str(error))
         except RuntimeError as error:  # the call itself works: it ran before
@@ -130,15 +141,16 @@ def graphed(
         example_inputs: as Dynamo hands them over. Parameters and what Dynamo marked as static are read where they
             are: other memory at such a place means another graph.
         pool: where graphs are kept; by default a new one of 8.
-        mutated: inputs that are known to be written.
+        mutated: indices of inputs that are known to be written; what is written is also found by watching. It may be
+            what is read in place (a cache), nothing else.
         kind: the type of device whose calls are captured.
         devices: what makes a device of a GPU's index.
 
     Returns: a callable that never fails for want of a graph: where none is possible it calls ``function``, and its
     report tells why.
     """
-    reason = f"it writes input {min(mutated)} in place" if mutated else ""
-    return Graphed(function, GraphPool() if pool is None else pool, example_inputs, kind, devices, reason)
+    kept = GraphPool() if pool is None else pool
+    return Graphed(function, kept, example_inputs, mutated=mutated, kind=kind, devices=devices)
 
 
 def against(inputs: Sequence[Any], kind: str = "cuda") -> str:
