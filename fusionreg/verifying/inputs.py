@@ -42,9 +42,10 @@ def arrays_from(item: str | Path | Mapping[str, Any], opened: Opened, seed: int 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as found:
-            if not isinstance(found, np.lib.npyio.NpzFile):
-                raise ArgumentError("cannot use", str(path), "a single array", "a .npz with arrays by input name")
+        found = np.load(path, allow_pickle=False)
+        if not isinstance(found, np.lib.npyio.NpzFile):
+            raise ArgumentError("cannot use", str(path), "a single array", "a .npz with arrays by input name")
+        with found:
             return {name: found[name] for name in found.files}
     except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as e:
         if isinstance(e, ArgumentError):

@@ -12,7 +12,8 @@ from fusionreg.core.errors import ArgumentError
 from fusionreg.core.ir import FUSED
 from fusionreg.core.planner.plan import Policy
 from fusionreg.core.proof.report import Status
-from fusionreg.core.runtime import FallbackWarning
+from fusionreg.core.runtime import FallbackWarning, Runtime
+from fusionreg.core.simulator import Checks
 from fusionreg.integrations import Declared, Opened, open_model
 from fusionreg.model import FusedModel
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 #: (runs done, runs in all, what is being run)
 Progress = Callable[[int, int, str], None]
+
+#: Seconds after which the simulator breaks off a site.
+TIMEOUT = 600.0
 
 
 def verify(
@@ -82,8 +86,10 @@ def verify_opened(
     count = runs if runs is not None else int(not data)
     if count < 0 or not count + len(data):
         raise ArgumentError("cannot verify", name or opened.name, f"{count} runs", "at least one")
-    model = FusedModel.build(opened.graph, plan, registry.catalog, registry.runtime)
     device = chosen_device(device)
+    checks = Checks(guard=True, timeout=TIMEOUT)  # a store beside its tensor must not go into ours
+    runtime = Runtime(registry.catalog, device=registry.device, checks=checks, tuned=registry.runtime.tuned)
+    model = FusedModel.build(opened.graph, plan, registry.catalog, runtime)
     fused = [n for n in model.graph.nodes if n.op.startswith(FUSED)]
     sites = {n.name: empty(n) for n in fused}
     drift, names = Drift(Status.PASSED), []
@@ -103,11 +109,11 @@ def _runs(
     opened: Opened, count: int, seed: int, data: Sequence[str | Path | Mapping[str, Any]]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """What each run is on, in words, and its inputs."""
+    given = [arrays_from(item, opened, seed) for item in data]  # what does not fit is told before the work
     for i in range(count):
         yield f"seed {seed + i}", dict(opened.example(seed + i))
     for i, item in enumerate(data):
-        said = f"inputs {i}" if isinstance(item, Mapping) else str(item)
-        yield said, arrays_from(item, opened, seed)
+        yield f"inputs {i}" if isinstance(item, Mapping) else str(item), given[i]
 
 
 def _one(
