@@ -8,6 +8,11 @@ REASON = "no GPU has run all its cases as it now is"
 
 #: Fusion → kernels without evidence from a GPU.
 UNPROVEN = {
+    "norm.dropout_residual_layernorm": ("rows", "strided"),
+    "norm.gelu_dropout_layernorm": ("rows", "strided"),
+    "norm.residual_rmsnorm": ("rows", "strided"),
+    "norm.rmsnorm": ("rows", "strided"),
+    "norm.layernorm": ("rows", "strided"),
     "norm.batchnorm_relu_backward": ("planes",),
     "norm.groupnorm_swish": ("plain", "cluster", "stream", "last_tiles", "last_grid", "last_cluster", "last_stream"),
     "norm.groupnorm_swish_backward": ("cluster", "last", "team"),

@@ -27,10 +27,40 @@ def _whole(tensors: tuple[str, ...]) -> str:
     return f"VEC == 1 or VEC * bits(T) == 128 and N % VEC == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}"
 
 
+def _joint(sums: int) -> str:
+    """Bytes for ``sums`` sums of each row of a group at once, and for what their rows arrive on."""
+    each = f"align(STAGES + 4, 2) * 8 + ROWS * 32 + align(LANES // 32 * ROWS * {sums * 8}, 16) + LANES // 2 + 16"
+    return f"align(GROUPS * ({each}), 128)"
+
+
 def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tuple[KernelSpec, ...]:
     """``rows``: tensors of the row's size that move."""
     seconds = f"{rows} * M * N * bits(T) / 8"
     held, streams = 2 if "MEAN" in parts else 1, 2 if "RESIDUAL" in parts else 1
+
+    def held_rows(name: str, regions: tuple[str, ...], summary: str, strided: tuple[str, ...] = ()) -> KernelSpec:
+        apart = "".join(f" and stride({t}, 0) % VEC == 0" for t in strided)
+        return KernelSpec(
+            name=name,
+            template="row_forward.cu.j2",
+            regions=regions,
+            strides=strided,
+            summary=summary,
+            requires=(f"N <= {LONGEST}", *(f"N == 1 or stride({t}, 1) == 1" for t in strided)),
+            params={"VEC": (8, 4, 1), "LANES": (8, 16, 32, 128, 256, 512, 1024), "VALUES": (8, 16, 24, 32)},
+            valid=(
+                f"{_whole(tensors)}{apart}",
+                "N <= LANES * VALUES",
+                "VALUES >= 8 and LANES <= 32 or VALUES >= (16 if LANES == 128 else 24)",
+                "LANES >= 32 or VALUES == 8",
+                "LANES == 8 or (3 if LANES > 32 else 2) * N > LANES * VALUES",
+            ),
+            constants={**_constants(parts), "THREADS": "max(LANES, 128)", "STRIDED": "1" if strided else "0"},
+            grid="ceildiv(M * LANES, THREADS)",
+            block="THREADS",
+            estimate=f"3e-6 + {'1.4' if 'GELU' in parts else '1'} * {seconds} / (4e12 if VEC > 1 else 1.5e12)",
+        )
+
     return (
         KernelSpec(
             name="stream",
@@ -63,23 +93,16 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
             f" + {streams} * DEPTH * LANES * GROUPS * ITEMS * bits(T)",
             estimate=f"4e-6 + {seconds} / {4.2e12 if held == 2 else 3.9e12}",
         ),
-        KernelSpec(
+        held_rows(
             name="rows",
-            template="row_forward.cu.j2",
             regions=("x", "y"),
-            summary="the row in registers, read once; a warp or a block to a row",
-            requires=(f"N <= {LONGEST}",),
-            params={"VEC": (8, 4, 1), "LANES": (32, 128, 256, 512, 1024), "VALUES": (8, 16, 24, 32)},
-            valid=(
-                _whole(tensors),
-                "N <= LANES * VALUES",
-                "VALUES >= (8 if LANES == 32 else 16 if LANES == 128 else 24)",
-                "LANES == 32 and VALUES == 8 or (3 if LANES > 32 else 2) * N > LANES * VALUES",
-            ),
-            constants={**_constants(parts), "THREADS": "max(LANES, 128)"},
-            grid="ceildiv(M * LANES, THREADS)",
-            block="THREADS",
-            estimate=f"3e-6 + {'1.4' if 'GELU' in parts else '1'} * {seconds} / (4e12 if VEC > 1 else 1.5e12)",
+            summary="the row in registers, read once; lanes of a warp, a warp or a block to a row",
+        ),
+        held_rows(
+            name="strided",
+            regions=("y",),
+            summary="the same for rows that lie further apart than they are long",
+            strided=tuple(t for t in ("x", "residual") if t in tensors),
         ),
         KernelSpec(
             name="long",
@@ -120,7 +143,48 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
         )
 
     speed = "/ (4e12 if VEC > 1 else 1e12)"
+    joint = _joint(2 * columns)
+    base = "50176" if "GELU" in parts else joint
+    if "RESIDUAL" in parts or "H_OUT" in parts:
+        streams = 3
     return (
+        KernelSpec(
+            name="columns",
+            template="row_backward_columns.cu.j2",
+            summary="threads keep their columns: rows arrive by bulk copies, several reduced together; sums in registers",
+            targets=("sm_90+",),
+            requires=(
+                "bits(T) == 16",
+                f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}",
+                "N <= 12288",
+                f"M * N < {2**35}",
+            ),
+            params={
+                "EXACT": (1, 0),
+                "ROWS": (2, 1),
+                "ITEMS": (1, 2, 3),
+                "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512),
+                "THREADS": (512,),
+                "STAGES": (5, 4, 3, 2),
+                "AHEAD": (1, 0),
+            },
+            valid=(
+                "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
+                "N > LANES * (ITEMS - 1) * 8",
+                "ITEMS == (1 if LANES < 512 else ceildiv(N, LANES * 8))",
+                "LANES == 32 or 3 * N > 2 * LANES * ITEMS * 8",
+                "ROWS == (2 if ITEMS == 1 else 1)",
+            ),
+            constants={**_constants(parts), "GROUPS": GROUPS},
+            grid="max(1, min(ceildiv(M, ROWS), multiprocessors))",
+            block="LANES * GROUPS",
+            shared_memory=f"{base} + (LANES * ITEMS * 32 if ITEMS > 1 else 0)"
+            f" + {streams} * STAGES * ROWS * GROUPS * LANES * ITEMS * 16",
+            cooperative=True,
+            workspace=f"max(1, min(ceildiv(M, ROWS), multiprocessors)) * {columns} * max(N, 1) * 4",
+            min_blocks=1,
+            estimate=f"5e-6 + {seconds} / 4.3e12",
+        ),
         KernelSpec(
             name="stream",
             template="row_backward_stream.cu.j2",
