@@ -6,7 +6,7 @@ import pytest
 import sympy
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.source import ConstantSource
+from torch._dynamo.source import LocalSource
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch_operators import SITES
@@ -120,13 +120,14 @@ def test_f23_a_symbolic_size_in_every_axis(operators):
 def test_guards_say_no_more_than_the_shapes_must(operators):
     """Two symbols that a tensor text writes alike become one; nothing is specialised to a number."""
     env = ShapeEnv()
+    mode = torch._subclasses.FakeTensorMode(shape_env=env)
 
     def symbolic(name, *shape):
         sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape))
-        return mode.from_tensor(torch.randn(shape), symbolic_context=sizes, source=ConstantSource(name))
+        return mode.from_tensor(torch.randn(shape), symbolic_context=sizes, source=LocalSource(name))
 
-    with torch._subclasses.FakeTensorMode(shape_env=env) as mode:
-        x, scale = symbolic("x", 3, 5, 40), symbolic("scale", 40)
+    x, scale = symbolic("x", 3, 5, 40), symbolic("scale", 40)
+    with mode:
         y = operators["norm.rmsnorm"](x, scale)
     assert [str(d) for d in y.shape] == [str(d) for d in x.shape] and len({*map(str, y.shape)}) == 3
     last, own = (t.shape[-1].node._expr for t in (x, scale))
