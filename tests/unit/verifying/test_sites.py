@@ -71,7 +71,7 @@ def test_errors_are_those_of_the_kernel_and_of_the_chain(tmp_path):
 
 def test_a_planted_wrong_kernel_is_named_and_the_next_site_is_not(tmp_path):
     """The second site gets wrong values and does right by them: it is not to blame."""
-    proto, constants = two_sites()
+    proto, _ = two_sites()
     found = fusionreg.verify(proto, registry=registry(tmp_path, ONE_BIAS))
     sites = by_fusion(found)
     assert not found.ok and [s.fusion for s in found.failures] == ["acme.add_relu"]
