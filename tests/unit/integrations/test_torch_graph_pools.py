@@ -46,6 +46,9 @@ DIFFERENT = {
     "signs of zero": ((X, 0.0), (X, -0.0)),
     "signs of a complex zero": ((X, complex(1, 0.0)), (X, complex(1, -0.0))),
     "none": ((X, None), (X, 0)),
+    "numbers as tensors": ((X, torch.tensor(1.0)), (X, torch.tensor(2.0))),
+    "dtypes of such": ((X, torch.tensor(1.0)), (X, torch.tensor(1.0, dtype=torch.float64))),
+    "a number and its tensor": ((X, 1.0), (X, torch.tensor(1.0))),
     "words": ((X, "a"), (X, "b")),
 }
 
@@ -60,6 +63,7 @@ def test_keys_differ(one, other):
 
 
 def test_keys_that_are_equal():
+    assert key((X, torch.tensor(math.nan))) == key((X, torch.tensor(math.nan)))
     assert key((torch.zeros(4, 6), math.nan)) == key((torch.ones(4, 6), float("nan")))
     assert key((X,)) != key((), {"x": X})
     weight = torch.nn.Parameter(torch.zeros(3))
@@ -269,3 +273,28 @@ def test_overlapping_inputs_run_as_they_are(device):
             assert torch.equal(run(x)[0], x + 1)
         assert run(torch.zeros(2, 3))[0].sum() == 6 and not run.reason
     assert "overlaps itself" in run.report.refused[0][0]
+
+
+def test_behind_dynamo(device):
+    """As a backend of torch.compile: parameters arrive as inputs and stay, batches are copied, shapes have graphs."""
+    made = []
+
+    def backend(module, inputs):
+        made.append(graphed(module, inputs, devices=FakeDevices(device), kind="cpu"))
+        return made[-1]
+
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.BatchNorm1d(5)).eval()
+    run = torch.compile(model, backend=backend, dynamic=True)
+    with torch.no_grad():
+        for rows in (4, 4, 4, 7, 7, 7):
+            x = torch.randn(rows, 6)
+            torch.testing.assert_close(run(x), model(x))
+        model[0].weight.mul_(2)
+        torch.testing.assert_close(run(x), model(x))
+    assert len(made) == 1 and not made[0].reason
+    (first, _), (second, graph) = made[0].report.graphs
+    assert "float32[4, 6]" in first and "float32[7, 6]" in second and graph.calls == 3
+    assert graph.input_bytes == 7 * 6 * 4, "neither parameters nor buffers are copied"
+    model.train()
+    run(torch.randn(4, 6)).sum().backward()
+    assert "requires grad" in made[-1].reason and model[0].weight.grad is not None

@@ -167,6 +167,16 @@ def test_constants_are_told_apart_exactly(capture, value, same, other):
         run(ramp(2), other)
 
 
+def test_a_cpu_tensor_without_axes_is_a_number(capture):
+    factor = torch.tensor(3.0)
+    run = capture(lambda x, f: x * f, ramp(4), factor)
+    assert torch.equal(run(ramp(4), torch.tensor(3.0)), 3 * ramp(4)) and run.report.input_bytes == 16
+    factor.fill_(5)
+    assert torch.equal(run(ramp(4), torch.tensor(3.0)), 3 * ramp(4)), "the capture has a copy"
+    with pytest.raises(ArgumentError, match=r"argument 1: tensor\(5.\) — tensor\(3.\), fixed at capture"):
+        run(ramp(4), factor)
+
+
 def test_gradients_are_refused(capture):
     x = ramp(4).requires_grad_()
     with pytest.raises(ArgumentError, match=r"argument 0 requires grad.*torch.no_grad"):

@@ -12,7 +12,7 @@ from fusionreg.core.errors import ArgumentError
 
 from .captured import Captured, name_of
 from .device import Gpu
-from .leaves import signature, staying
+from .leaves import is_array, signature, staying
 from .outputs import shares_memory
 from .report import PoolReport
 from .shapes import Devices, GraphPool, index_of, modes
@@ -24,7 +24,8 @@ _REMEMBERED = 256
 class Graphed:
     """A function of flat inputs that runs as a CUDA graph wherever that is safe, and as it is elsewhere.
 
-    The first call of a signature runs the function itself and watches it; the second captures, later ones replay.
+    The first call of a signature runs the function itself, the second captures, later ones replay. The very first is
+    watched: what it writes, and whether its results are new.
     Results are new tensors at every call.
 
     Attributes:
@@ -49,6 +50,7 @@ class Graphed:
                 self._capturing = devices(index_of(example_inputs, name_of(function))).capturing
             except ArgumentError as error:
                 self.reason = str(error)
+        self._looked = False
         self._last: Captured | None = None
         self._last_modes: Any = None
         self._seen: dict[Any, str] = {}  # signature → why it must run as it is, "" where a graph may be tried
@@ -66,7 +68,7 @@ class Graphed:
         if found is None:
             known = self._seen.get(key)
             if known is None:
-                return self._watched(key, inputs)
+                return self._first(key, inputs)
             if known:
                 return self._as_it_is(inputs, known)
             found = self._capture(key, inputs)
@@ -79,21 +81,31 @@ class Graphed:
         self.pool.refuse(reason)
         return self.function(*inputs)
 
-    def _watched(self, key: Any, inputs: Sequence[Any]) -> Any:
-        """The function's own call, with a look at whether a graph could take its place."""
+    def _first(self, key: Any, inputs: Sequence[Any]) -> Any:
+        """The first call of a signature is the function's own: what is called once is not worth a capture."""
         why = against(inputs, self._kind)
+        self._remember(key, why)
         if why:
-            self._remember(key, why)
             return self._as_it_is(inputs, why)
+        if self._looked:
+            return self.function(*inputs)
+        self._looked = True
+        return self._watched(inputs)
+
+    def _watched(self, inputs: Sequence[Any]) -> Any:
+        """A call with a look at whether a graph could take its place."""
         tensors = [(i, x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        before = [(_version(x), None if isinstance(x, torch.nn.Parameter) else x.detach().clone()) for _, x in tensors]
+        try:
+            before = [(_version(x), None if isinstance(x, torch.nn.Parameter) else x.detach().clone()) for _, x in tensors]
+        except torch.OutOfMemoryError:
+            self.reason = "there is no memory to see what it writes"
+            return self._as_it_is(inputs, self.reason)
         result = self.function(*inputs)
         for (i, x), (version, copy) in zip(tensors, before, strict=True):
             if _version(x) != version or (copy is not None and not _same_bits(x, copy)):
                 self._written(i)
         if not self.reason and shares_memory(pytree.tree_leaves(result), inputs):
             self.reason = "a result is an input or a view of one"
-        self._remember(key, self.reason)
         return result
 
     def _written(self, i: int) -> None:
@@ -155,7 +167,7 @@ def graphed(
 
 def against(inputs: Sequence[Any], kind: str = "cuda") -> str:
     """Why a graph cannot stand for a call with these inputs, "" where it may."""
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    tensors = [x for x in inputs if is_array(x)]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return "an input requires grad: a replay has no backward"
     devices = sorted({str(x.device) for x in tensors})

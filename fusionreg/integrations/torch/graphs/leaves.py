@@ -36,9 +36,16 @@ def layout(t: torch.Tensor) -> tuple[Any, ...]:
     return t.dtype, t.shape, t.stride(), t.device
 
 
+def is_array(value: Any) -> bool:
+    """Whether a leaf is a tensor to a graph. A CPU tensor without axes is a number: so Dynamo passes floats."""
+    return isinstance(value, torch.Tensor) and not (value.device.type == "cpu" and not value.dim())
+
+
 def constant(value: Any) -> tuple[Any, ...]:
-    """A leaf that is no tensor, as a key: 1, 1.0 and True differ, so do 0.0 and -0.0, and NaN equals itself."""
+    """A leaf that is fixed at capture, as a key: 1, 1.0 and True differ, so do 0.0 and -0.0, and NaN equals itself."""
     kind = value.__class__
+    if isinstance(value, torch.Tensor):
+        return torch.Tensor, value.dtype, id(value) if is_array(value) else constant(value.item())
     if kind is float:
         return kind, value.hex()
     if kind is complex:
@@ -55,7 +62,7 @@ def signature(structure: Structure, leaves: Sequence[Any], stays: Collection[int
     recording = torch.is_grad_enabled()
     keys: list[tuple[Any, ...]] = []
     for i, x in enumerate(leaves):
-        if not isinstance(x, torch.Tensor):
+        if not is_array(x):
             keys.append(constant(x))
         elif i in stays:
             keys.append((*layout(x), x.data_ptr()))
@@ -96,17 +103,19 @@ class Inputs:
         self.leaves: list[Any] = []
         self.bytes = 0
         self._keys: list[tuple[Any, ...]] = []
+        self._fixed: set[int] = set()
         self._copied: list[tuple[int, torch.Tensor, tuple[Any, ...] | None]] = []
         for i, leaf in enumerate(leaves):
-            if not isinstance(leaf, torch.Tensor):
+            if not is_array(leaf):
                 self._keys.append(constant(leaf))
-                self.leaves.append(leaf)
+                self._fixed.add(i)
+                self.leaves.append(leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf)
                 continue
             refuse(whom, self.place(i), leaf, device, i in self.stays)
             self._keys.append(layout(leaf))
             self.leaves.append(leaf if i in self.stays else self._buffer(i, leaf))
         #: where a leaf that is read in place was at capture; its tensor may be given other memory since
-        self._addresses = {i: leaves[i].data_ptr() for i in self.stays}
+        self._addresses = {i: leaves[i].data_ptr() for i in self.stays if i not in self._fixed}
         self.fill(leaves)
 
     def _buffer(self, i: int, leaf: torch.Tensor) -> torch.Tensor:
@@ -166,10 +175,10 @@ class Inputs:
                     return False
                 if leaf.data_ptr() != self._addresses[i]:
                     return False
-            elif not isinstance(leaf, torch.Tensor):
+            elif i in self._fixed:
                 if constant(leaf) != key:
                     return False
-            elif layout(leaf) != key or (recording and leaf.requires_grad):
+            elif not isinstance(leaf, torch.Tensor) or layout(leaf) != key or (recording and leaf.requires_grad):
                 return False
         return True
 
@@ -192,14 +201,14 @@ class Inputs:
             return self._misfit("arguments", _nesting(structure), _nesting(self.structure))
         for i, (leaf, key) in enumerate(zip(leaves, self._keys, strict=True)):
             where, fixed = self.place(i), self.leaves[i]
-            if not isinstance(leaf, torch.Tensor) or not isinstance(fixed, torch.Tensor):
-                if isinstance(leaf, torch.Tensor) or constant(leaf) != key:
+            if i in self._fixed or not isinstance(leaf, torch.Tensor):
+                if i not in self._fixed or constant(leaf) != key:
                     return self._misfit(where, _brief(leaf), f"{_brief(fixed)}, fixed at capture")
                 continue
             for what, found, wanted in zip(("dtype", "shape", "strides", "device"), layout(leaf), key, strict=True):
                 if found != wanted:
                     return self._misfit(where, f"{what} {_plain(what, found)}", f"{_plain(what, wanted)}")
-            if i in self.stays and leaf.data_ptr() != self._addresses[i]:
+            if i in self._addresses and leaf.data_ptr() != self._addresses[i]:
                 return self._misfit(where, "other memory", "the very tensor of the capture: it is read where it is")
             if i not in self.stays and leaf.requires_grad and torch.is_grad_enabled():
                 return _carries(self.whom, where)
@@ -248,7 +257,7 @@ def _nesting(structure: Structure) -> str:
 
 
 def _brief(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if is_array(value):
         return f"a tensor {_word(value.dtype)}{list(value.shape)}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

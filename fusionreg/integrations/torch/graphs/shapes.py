@@ -12,7 +12,7 @@ from fusionreg.core.errors import ArgumentError
 
 from .captured import Captured, Order, name_of
 from .device import Device
-from .leaves import Structure, flatten, signature, staying
+from .leaves import Structure, flatten, is_array, signature, staying
 from .report import PoolReport
 
 #: Makes a device for the index of a GPU.
@@ -133,7 +133,7 @@ def modes() -> tuple[Any, ...]:
 
 def index_of(leaves: Sequence[Any], whom: str) -> int | None:
     """The GPU of the tensors; None where there is no tensor. :class:`ArgumentError` for tensors of several devices."""
-    devices = {x.device for x in leaves if isinstance(x, torch.Tensor)}
+    devices = {x.device for x in leaves if is_array(x)}
     if len(devices) > 1:
         found = ", ".join(sorted(map(str, devices)))
         raise ArgumentError("cannot capture", whom, f"tensors on {found}", "tensors on one GPU")
@@ -141,6 +141,6 @@ def index_of(leaves: Sequence[Any], whom: str) -> int | None:
 
 
 def _layouts(leaves: Sequence[Any]) -> str:
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, torch.nn.Parameter)]
+    tensors = [x for x in leaves if is_array(x) and not isinstance(x, torch.nn.Parameter)]
     texts = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors[:4]]
     return ", ".join(texts) + (f" and {len(tensors) - 4} more" if len(tensors) > 4 else "") or "no tensors"
