@@ -96,7 +96,7 @@ class Graphed:
         """A call with a look at whether a graph could take its place."""
         tensors = [(i, x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         try:
-            before = [(_version(x), None if isinstance(x, torch.nn.Parameter) else x.detach().clone()) for _, x in tensors]
+            before = [(_version(x), _copy(x)) for _, x in tensors]
         except torch.OutOfMemoryError:
             self.reason = "there is no memory to see what it writes"
             return self._as_it_is(inputs, self.reason)
@@ -174,6 +174,10 @@ def against(inputs: Sequence[Any], kind: str = "cuda") -> str:
     if len(devices) != 1 or tensors[0].device.type != kind:
         return f"inputs are on {' and '.join(devices) or 'no device'}: a graph needs all of them on one GPU"
     return ""
+
+
+def _copy(t: torch.Tensor) -> torch.Tensor | None:
+    return None if isinstance(t, torch.nn.Parameter) else t.detach().clone()
 
 
 def _version(t: torch.Tensor) -> int:
