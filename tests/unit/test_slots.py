@@ -129,6 +129,15 @@ def test_what_the_value_meets_comes_along_where_it_is_for_it_alone(catalog):
     same_values(graph, match, catalog)
 
 
+def test_what_the_match_itself_reads_does_not_come_along_behind_it(catalog):
+    g = Build()
+    a = g("Relu", g.input("x"))
+    graph = g.done(g("Mul", g("Softmax", a), a))
+    (match,) = grown(graph, catalog)
+    assert [graph.node_by_name[n].op for n in match.nodes] == ["Softmax", "Mul"] and a in match.inputs.values()
+    same_values(graph, match, catalog)
+
+
 def test_front_that_others_read_stays_outside(catalog):
     g = Build()
     a = g("Relu", g.input("x"))

@@ -143,6 +143,8 @@ def _behind(
         producer = graph.producers.get(sides.pop())
         if producer is None or producer.name in taken or len(found) >= MAX_NODES:
             continue
+        if any(r.name in inside for o in producer.outputs if o for r in graph.consumers.get(o, ())):
+            continue  # the match reads it, too: it is needed before the slot's value is there
         if _alone(graph, ops, refuses, slot, producer, taken) and not _depends(graph, producer.inputs, taken, first):
             taken.add(producer.name)
             found.append(producer)
