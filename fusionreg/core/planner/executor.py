@@ -36,8 +36,8 @@ class Executor:
         summary: what is modelled, in a sentence.
         free: operators that cost it nothing.
         passes: operators that are several kernels there, each over the whole tensor: how many.
-        joins: (producer, consumer) of operators that one kernel of its library computes; an ``Add`` joins a product
-            only as a bias, a vector.
+        joins: (producer, consumer) of operators that one kernel of its library computes, pairs alone; an ``Add`` joins
+            a matrix product only as a bias, a vector. A ``Conv`` takes all that may follow it.
         chains: whether it generates a kernel for a whole chain of point-wise operators and reductions.
         epilogues: whether it computes point-wise operators in the kernel of the product that they follow.
         persistent: elements of a row that a generated reduction keeps in registers; of longer ones it reads its

@@ -135,6 +135,7 @@ class _Grower:
         self.size: list[int] = []
         self.space: list[Space | None] = []
         self.product: list[bool] = []
+        self.conv: list[bool] = []
         self.ids: list[int] = []
         self.behind: list[int] = []
 
@@ -163,6 +164,7 @@ class _Grower:
             self.size.append(0)
             self.space.append(mine)
             self.product.append(node.op in PRODUCTS)
+            self.conv.append(node.op == "Conv")
             self.behind.append(0)
         elif mine is not None:
             self.space[home] = _both(self.space[home], mine)
@@ -174,12 +176,14 @@ class _Grower:
         return any(self.behind[other] & self.ids[k] for other in near if other != k)
 
     def _joins(self, k: int, producer: Node, node: Node, mine: Space | None) -> bool:
-        if (producer.op, node.op) in self.executor.joins and self._only(producer):
-            if producer.op not in PRODUCTS or node.op != "Add":
+        pair = ("Conv" if self.conv[k] else producer.op, node.op)
+        if pair in self.executor.joins and self._only(producer) and (self.conv[k] or self.size[k] == 1):
+            if self.conv[k] or producer.op not in PRODUCTS or node.op != "Add":
                 return True
             made = set(producer.outputs)
             shapes = [self.graph.values[i].shape for i in node.inputs if i and self.sources.get(i, i) not in made]
-            return producer.op == "Conv" or all(s is not None and len(s) <= 1 for s in shapes)
+            if all(s is not None and len(s) <= 1 for s in shapes):
+                return True
         if mine is None or not self.executor.chains or self.size[k] >= self.executor.largest:
             return False
         held = self.space[k]

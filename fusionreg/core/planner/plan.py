@@ -15,7 +15,7 @@ from .costs import Cost, CostModel
 from .cycles import cycle
 from .digest import graph_digest
 from .packing import WORK, pack
-from .policies import FUEL, Policy, lost, refusal
+from .policies import FUEL, Policy, refusal
 from .savings import GraphCosts, Saving
 
 __all__ = ["Loser", "Plan", "Policy", "plan"]
@@ -48,9 +48,9 @@ class Plan:
         savings: what each of them saves once those before it are taken: their sum is what the plan saves.
         losers: all other matches, in the same order; those that fuel cut off come last.
         policy: the policy it was made under.
-        exact: whether no other choice saves more by the cost model; False where a component was too large for an
-            exact answer, or where several matches had to be told apart after the choice: on a cycle, or because the
-            executor's kernels made a win of each alone and not of all.
+        exact: whether no other choice saves more, each match counted by what it saves alone; False where a component
+            was too large for an exact answer, or where a cycle among several matches had to be broken. Matches that
+            take parts of one kernel of the executor may save more together.
         executor: who was to run the rest.
         basis: what each saving rests on: ``model``, or the measurement.
         graph: digest of the graph that it is for.
@@ -198,11 +198,9 @@ def _choose(
             weakest = min(ring, key=lambda i: (weights[i], -i))
             others = ", ".join(f"{ordered[i].fusion} at {ordered[i].root}" for i in ring if i != weakest)
             broken[weakest] = f"would make a cycle together with {others}"
-        elif spoilt := _spoilt(costs, ordered, chosen, weights) if policy != "aggressive" else {}:
-            broken.update(spoilt)
+            exact = False
         else:
             break
-        exact = False
     taken = {n: i for i in chosen for n in ordered[i].nodes}
     winning, losers = set(chosen), []
     for i, m in enumerate(ordered):
@@ -237,33 +235,6 @@ def _in_turn(costs: GraphCosts, chosen: Sequence[Match]) -> list[Saving]:
     for m in chosen:
         found.append(costs.saved(m, taken if not costs.model.executor.alone else ()))
         taken.update(m.nodes)
-    return found
-
-
-def _spoilt(
-    costs: GraphCosts, ordered: Sequence[Match], chosen: Sequence[int], weights: Sequence[float]
-) -> dict[int, str]:
-    """Chosen matches that win alone and not beside the others: two that break up one kernel of the executor. Of each
-    kernel the weakest one."""
-    if costs.model.executor.alone:
-        return {}
-    holders: dict[int, list[int]] = {}
-    touched = {
-        i: dict.fromkeys(costs.grouping.of[n] for n in ordered[i].nodes if n in costs.grouping.of) for i in chosen
-    }
-    for i, kernels in touched.items():
-        for k in kernels:
-            holders.setdefault(k, []).append(i)
-    found: dict[int, str] = {}
-    for holding in holders.values():
-        if len(holding) < 2 or any(i in found for i in holding):
-            continue
-        weakest = min(holding, key=lambda i: (weights[i], -i))
-        others = {n for k in touched[weakest] for i in holders[k] if i != weakest for n in ordered[i].nodes}
-        saving = costs.saved(ordered[weakest], others)
-        if not saving.wins:
-            beside = ", ".join(f"{ordered[i].fusion} at {ordered[i].root}" for i in holding if i != weakest)
-            found[weakest] = f"beside {beside}: {lost(saving)}"
     return found
 
 

@@ -44,16 +44,19 @@ def refusal(
     if accepts is not None and (reason := accepts(m)):
         return reason
     if policy != "aggressive" and not saving.wins:
-        return lost(saving)
+        return _lost(saving)
     return None
 
 
-def lost(saving: Saving) -> str:
+def _lost(saving: Saving) -> str:
     """Why a saving is none, in words."""
     cost = saving.cost
     by = f" ({saving.basis})" if saving.measured else ""
-    if cost.seconds <= 0 and cost.launches <= 0 and cost.bytes <= 0 and not saving.measured:
+    if cost.seconds <= 0 and cost.launches == 0 and cost.bytes <= 0 and not saving.measured:
         return "saves nothing: unfused it is one kernel already"
+    if cost.seconds <= 0 and cost.launches < 0:
+        figures = f"{-cost.launches} launches and {-cost.bytes} bytes more"
+        return f"saves no time: it breaks up kernels that hold its neighbours too, {figures}{by}"
     if cost.seconds <= 0:
         figures = f"{cost.launches} launches, {cost.bytes} bytes"
         return f"saves no time: {figures} less, and yet {-cost.seconds * 1e6:.2f} µs more{by}"
