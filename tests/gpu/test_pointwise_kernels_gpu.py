@@ -13,7 +13,7 @@ from fusionreg.core.runtime import Runtime
 pytestmark = pytest.mark.gpu
 
 FAMILY = registry.load(allow=("pointwise",))
-KERNELS = {"vector", "transposed", "ragged", "strided"}
+KERNELS = {"vector", "turns", "transposed", "ragged", "strided"}
 MEMBERS = [e.name for e in FAMILY.entries(["pointwise.region"])]
 BITS = "v0 = BitwiseXor(x, a)\ny = BitwiseNot(v0)"
 SUM = "v0 = Add(x, a)\ny = Relu(v0)"

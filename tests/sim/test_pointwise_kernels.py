@@ -137,6 +137,10 @@ def test_every_unrolling(run, params):
 @pytest.mark.parametrize(
     ("name", "x", "a"),
     [
+        ("row", (20, 24), (24,)),
+        ("row", (37, 23), (23,)),
+        ("row_bf16", (71, 41), (41,)),
+        ("plane", (36, 3, 7), (3, 1)),
         ("row", (5, 24), (24,)),
         ("row", (5, 23), (23,)),  # vectors run over the ends of rows
         ("row", (1, 23), (23,)),
@@ -214,7 +218,7 @@ def test_strided_out(run, kernel, how):
     ("name", "dtype", "vec"),
     [("two2", "float32", 4), ("half2", "float16", 8), ("byte2", "int8", 16), ("wide2", "float64", 2)],
 )
-@pytest.mark.parametrize("shape", [(32, 64), (160, 16), (256, 128), (33, 35), (7, 50), (2, 2), (71, 143)])
+@pytest.mark.parametrize("shape", [(32, 64), (160, 16), (256, 128), (33, 35), (7, 50), (2, 2), (203, 187)])
 @pytest.mark.parametrize("kernel", ["transposed", "ragged"])
 def test_tiles(run, name, dtype, vec, shape, kernel):
     """Whole tiles, tails of whole runs, and odd extents, of every width of an element."""

@@ -16,7 +16,7 @@ from fusionreg.core.runtime import Runtime
 from fusionreg.core.spec import FusionSpec, KernelSpec
 
 CATALOG = registry.load(allow=("pointwise",))
-KERNELS = {"vector", "transposed", "ragged", "strided"}
+KERNELS = {"vector", "turns", "transposed", "ragged", "strided"}
 MEMBERS = [e.name for e in CATALOG.entries(["pointwise.region"])]
 
 CASTS = 'v0 = Mul(x, x)\nv1 = Cast(v0, to="float16")\nv2 = Cast(v1, to="float32")\ny = Sub(v2, 1.0)'
@@ -42,7 +42,7 @@ FAULTS = {
         edit("no_barrier", "__syncthreads();", ";"),
         edit("the_next_row_too", "k >= -before && k < after", "true"),
         edit("never_shifted", "w[i] = __funnelshift_r(w[i], w[i + 1], shift * 8)", "w[i] = w[i]"),
-        edit("one_group_of_columns", "k < turn ?", "true ?"),
+        edit("another_row", "turn % WORD", "0"),
         edit("tiles_apart", "blockIdx.x) * STEP", "blockIdx.x) * (STEP + VEC)"),
     ],
 }

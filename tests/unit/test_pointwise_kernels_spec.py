@@ -114,5 +114,5 @@ def test_a_view_writes_its_offset(tmp_path):
 def test_the_family_has_one_open_fusion():
     (entry,) = load(allow=("pointwise",)).fusions.values()
     assert entry.name == "pointwise.region"
-    assert [k.name for k in entry.kernels] == ["ragged", "strided", "transposed", "vector"]
+    assert [k.name for k in entry.kernels] == ["ragged", "strided", "transposed", "turns", "vector"]
     assert entry.spec.kernels == KERNELS

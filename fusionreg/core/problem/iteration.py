@@ -129,6 +129,9 @@ class Space:
             "tile_widest": self.tile_widest,
             "staged_bytes": sum(o.bytes for o in it.operands if it.transposed(o)),
             "returned_bytes": sum(o.bytes for o in it.operands if o.output and it.transposed(o)),
+            "turns": self.extents[0],
+            "loose": int(any(not o.whole and o.steps[0] for o in it.operands)),
+            "crossing": int(it.flat and it.rank > 1),
             "traffic": sum(sizes),
             "gathered_bytes": sum(o.bytes for o in it.operands if it.moves(o) == "each" and o.steps[-1]),
             "scattered": sum(

@@ -7,6 +7,7 @@ the template's own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,11 @@ class View:
         axis %= len(self.steps)
         step = self.steps[axis]
         return Code(f"{self.name}_stride_{axis}" if step == Step.GENERAL else str(int(step)))
+
+    @property
+    def first(self) -> bool:
+        """Whether it moves along the first axis."""
+        return self.steps[0] != Step.BROADCAST
 
     def value(self, element: str) -> Code:
         """An element of it in the C++ type that its values are computed in."""
@@ -125,19 +131,25 @@ class Region:
         type that it is computed in, of an input that is the same along a row, where vectors go over the ends of rows;
         as in general if it is left out.
         """
-        held, given = {}, []
-        for v in self.operands:
-            text = output if v.output else scalar if v.scalar else single if v.moves == "one" else vector
-            ready = bool(row) and not v.output and not v.scalar and v.moves == "each" and not v.along
-            held[v.name] = str(row if ready else text).replace("@", v.name)
-            if not v.output:
-                given.append(held[v.name] if ready else v.value(held[v.name]))
-        plain = {v.name: v.compute == v.type for v in self.operands}
+        given = []
+        for v in self.inputs:
+            text = scalar if v.scalar else single if v.moves == "one" else vector
+            ready = bool(row) and not v.scalar and v.moves == "each" and not v.along
+            held = str(row if ready else text).replace("@", v.name)
+            given.append(held if ready else v.value(held))
+        return self._called(given, output)
+
+    def applied(self, value: str, scalar: str, output: str) -> Code:
+        """As :meth:`apply`; ``value``: of every input that is no scalar, in the type that it is computed in."""
+        given = [v.value(scalar.replace("@", v.name)) if v.scalar else value.replace("@", v.name) for v in self.inputs]
+        return self._called(given, output)
+
+    def _called(self, given: Sequence[str], output: str) -> Code:
         lines = [f"{v.compute} fr_to_{v.name};" for v in self.outputs]
         lines.append(f"{FUNCTION}({', '.join([*given, *(f'fr_to_{v.name}' for v in self.outputs)])});")
         for v in self.outputs:
-            value = f"fr_to_{v.name}" if plain[v.name] else f"fr::from_float<{v.type}>(fr_to_{v.name})"
-            lines.append(f"{held[v.name]} = {value};")
+            result = f"fr_to_{v.name}" if v.compute == v.type else f"fr::from_float<{v.type}>(fr_to_{v.name})"
+            lines.append(f"{output.replace('@', v.name)} = {result};")
         return Code(" ".join(lines))
 
     def split(self, position: str, index: str = "i") -> Code:

@@ -36,6 +36,27 @@ VECTOR = KernelSpec(
     "(traffic + elements * VEC * gathered_bytes) / 3e13)",
 )
 
+TURNS = KernelSpec(
+    name="turns",
+    template="region_turns.cu.j2",
+    summary="what is repeated is loaded once for several vectors that find the same of it, whatever the length of rows",
+    regions="*",
+    strides="*",
+    requires=("widest > 1",),
+    params={"VEC": (16, 8, 4, 2), "UNROLL": (4, 2, 1)},
+    constants={"THREADS": "256"},
+    valid=(
+        "VEC <= widest",
+        "VEC * element_bytes <= 16 or VEC == 2",
+        f"VEC * UNROLL <= turns or elements <= {2**26}",  # so that no position is beyond 2^32
+    ),
+    grid="ceildiv(ceildiv(turns, VEC * UNROLL) * (elements // max(turns, 1)), THREADS)",
+    block="THREADS",
+    estimate="2.6e-6 + (traffic + 64 * elements * loose) * (0.1 / UNROLL + (0.88 if crossing else 1.0) + "
+    "1.6 / (VEC * element_bytes)) / 4e12 * (align(turns, VEC * UNROLL) / max(turns, 1))",
+    pending="no GPU has run it yet",
+)
+
 STRIDED = KernelSpec(
     name="strided",
     template="region.cu.j2",
@@ -84,8 +105,8 @@ RAGGED = KernelSpec(
         f"min(elements // max(columns * depth, 1), {MOST})",
     ),
     block="THREADS",
-    shared_memory="staged_bytes * COLUMNS * (LINES + 1)",
+    shared_memory="staged_bytes * COLUMNS * (LINES + 4)",
     pending="no GPU has run it yet",
 )
 
-KERNELS = (VECTOR, TRANSPOSED, RAGGED, STRIDED)
+KERNELS = (VECTOR, TURNS, TRANSPOSED, RAGGED, STRIDED)
