@@ -45,3 +45,11 @@ class Policy(StrEnum):
     CONSERVATIVE = "conservative"
     BALANCED = "balanced"
     AGGRESSIVE = "aggressive"
+
+
+class Executor(StrEnum):
+    LIBRARY = "library"
+    EAGER = "eager"
+    INDUCTOR = "inductor"
+    MAX_AUTOTUNE = "inductor-max-autotune"
+    ONNXRUNTIME = "onnxruntime"

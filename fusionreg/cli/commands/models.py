@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Policy, declared
+from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Executor, Policy, declared
 from fusionreg.cli.main import FAILED, NOTHING, USAGE, app
 from fusionreg.cli.output import JSON_HELP, code_at, near, number, print_json, table, writable
 
@@ -24,6 +24,9 @@ def match(
     input: Annotated[list[str] | None, typer.Option(help=INPUT_HELP)] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also what nearly matched, and why it did not.")] = False,
     policy: Annotated[Policy, typer.Option(help="off, conservative, balanced or aggressive")] = Policy.BALANCED,
+    executor: Annotated[
+        Executor, typer.Option(help="Who runs what is not fused: what a fusion saves depends on it.")
+    ] = Executor.LIBRARY,
     expect: Annotated[
         Path | None, typer.Option(help="A coverage lock: fail where a site in it fuses no longer.")
     ] = None,
@@ -48,7 +51,7 @@ def match(
     registry = load_registry()
     graph = open_model(model, ops=registry.catalog.ops, declared=types).graph
     found = registry.match(graph, explain=explain or lock is not None)
-    plan = registry.plan(graph, policy=policy.value, matches=found)
+    plan = registry.plan(graph, policy=policy.value, executor=executor.value, matches=found)
     failures = found.failures if explain else ()
     outcome = lock.compare(graph, plan, found.failures) if lock else None
     if write_expect:
@@ -92,10 +95,10 @@ def show_plan(graph: Graph, plan: Plan, failures: Sequence[FailedMatch], code: b
 
     table(
         "fused",
-        ("fusion", "operators", "at", "saves µs", "nodes"),
+        ("fusion", "operators", "at", "saves µs", "by", "nodes"),
         [
-            (m.fusion, len(m.nodes), at(m.root), number(cost.seconds * 1e6), " ".join(m.nodes))
-            for m, cost in zip(plan.chosen, plan.savings, strict=True)
+            (m.fusion, len(m.nodes), at(m.root), number(cost.seconds * 1e6), by, " ".join(m.nodes))
+            for m, cost, by in zip(plan.chosen, plan.savings, plan.basis, strict=True)
         ],
     )
     if plan.losers:

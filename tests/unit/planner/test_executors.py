@@ -261,3 +261,9 @@ def test_beside_our_own_evaluator_a_match_saves_its_nodes_one_by_one():
     cost = model()
     nodes = sum([cost.node(graph, graph.node_by_name[n]) for n in m.nodes], Cost())
     assert cost.saved(graph, m) == nodes - cost.fused(graph, m)
+
+
+def test_the_command_line_has_every_executor():
+    from fusionreg.cli.choices import Executor
+
+    assert [e.value for e in Executor] == list(EXECUTORS)
