@@ -27,7 +27,7 @@ from fusionreg.core.runtime.seeds import draw
 
 if TYPE_CHECKING:
     from fusionreg.core.bench.gains import MeasuredGains
-    from fusionreg.core.matcher.match import Match
+    from fusionreg.core.matcher.match import FailedMatch, Match
     from fusionreg.core.planner.plan import Plan, Policy
     from fusionreg.core.runtime import Bound
     from fusionreg.model import FusedModel
@@ -161,13 +161,16 @@ class Registry(Mapping[str, FusionEntry]):
         found = self._find(graph, explain)
         open_fusions = [f.name for f in self._fusions if f.spec.open] if explain else []
         near = [m for name in open_fusions for m in near_misses(graph, self.catalog.ops, supported, name)]
-        return Matches((*found.matches, *self._regions(graph)), (*found.failures, *near))
+        regions = tuple(self._regions(graph, near=near))
+        return Matches((*found.matches, *regions), (*found.failures, *near))
 
     def _find(self, graph: Graph, explain: bool = False) -> Matches:
         return matcher.find(graph, self._fusions, self.catalog.ops, explain=explain, maker=self._maker)
 
-    def _regions(self, graph: Graph, taken: Collection[str] = ()) -> Iterator[Match]:
-        return matcher.captured(graph, self._fusions, self.catalog.ops, self._maker, taken)
+    def _regions(
+        self, graph: Graph, taken: Collection[str] = (), near: list[FailedMatch] | None = None
+    ) -> Iterator[Match]:
+        return matcher.captured(graph, self._fusions, self.catalog.ops, self._maker, taken, near)
 
     def plan(
         self,

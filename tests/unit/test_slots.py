@@ -10,8 +10,8 @@ import pytest
 from fusionreg.core.errors import SpecError
 from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.ir import Graph
-from fusionreg.core.matcher.find import find
-from fusionreg.core.matcher.regions import Maker
+from fusionreg.core.matcher.find import captured, find
+from fusionreg.core.matcher.regions import PROGRAM, Maker
 from fusionreg.core.pattern.graph import Output
 from fusionreg.core.pattern.instantiate import instantiate
 from fusionreg.core.registry.catalog import Catalog, load
@@ -105,6 +105,27 @@ def test_both_ends(catalog):
     assert entry.slots["y"].outputs == ("out0",) and dict(entry.spec.dtypes) == {"T": ("float32",)}
     same_values(graph, match, catalog)
     assert [k.spec.requires for k in entry.kernels] == [("aligned(x, 16)",)]
+
+
+def test_a_program_that_makes_no_fusion_is_a_near_miss(catalog):
+    """The rest of the model matches all the same."""
+
+    def refuse(base, region):
+        raise SpecError("bad spec", region.name, "two tensors named K", "one of each name")
+
+    g = Build()
+    x = g.input("x", (3, 4))
+    y = g("Relu", g("Softmax", x, shape=(3, 4)), shape=(3, 4))
+    graph = g.done(g("Exp", g("Neg", y, shape=(3, 4)), shape=(3, 4)))
+    maker = Maker(refuse, supported)
+    found = find(graph, catalog.fusions.values(), catalog.ops, maker=maker)
+    assert [m.fusion for m in found.matches] == ["rows.softmax"]
+    (failure,) = found.failures
+    assert failure.fusion == "rows.softmax" and failure.clause == PROGRAM and "two tensors named K" in failure.found
+    opened = load(allow=("pointwise",))
+    near = []
+    assert not list(captured(graph, opened.fusions.values(), opened.ops, maker, near=near))
+    assert [(f.fusion, f.clause) for f in near] == [("pointwise.region", PROGRAM)]
 
 
 def test_value_that_others_read_stays_an_output(catalog):

@@ -8,18 +8,19 @@ are left to the planner.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..errors import SpecError
 from ..frozen import FrozenDict
 from ..ir import Graph, Node
-from ..spec import WHOLE, OpSpec
+from ..spec import WHOLE, OpSpec, Region
 from .checks import ATTRIBUTE, CONSTRAINT, DTYPE, GATE, GROWTH, OUTPUTS, PRESENT, SHAPE, Checker, Fusion, Refused
 from .legality import Legality, Violation
 from .match import Bindings, FailedMatch, Match, Matches
 from .program import PatternIndex
-from .regions import Maker, capture
+from .regions import PROGRAM, Maker, capture
 from .repeats import Repeats, depended
 from .search import VAGUE, Search, View, match_pattern, scan
 from .slots import around
@@ -96,7 +97,7 @@ def find(
                 repeats.learn(site, i, anchor, found)
         if found is not None and (key not in best or len(found.nodes) > len(best[key].nodes)):
             best[key] = found
-    failures = tuple(near[k] for k in sorted(near) if k not in best)
+    failures = [near[k] for k in sorted(near) if k not in best]
     matches = []
     for key in sorted(best):
         matches.append(best[key])
@@ -104,9 +105,22 @@ def find(
         if maker is not None and slots:
             grown = around(view, ops, maker.refuses, entries[key[1]], best[key], slots)
             if grown is not None:
-                name = maker.derive(entries[key[1]], grown[0]).spec.name
-                matches.append(replace(grown[1], fusion=name, base=best[key].fusion))
-    return Matches(tuple(matches), failures)
+                made = _made(maker, entries[key[1]], grown[0], grown[1].nodes, view.graph)
+                if isinstance(made, FailedMatch):
+                    failures.append(made)
+                else:
+                    matches.append(replace(grown[1], fusion=made, base=best[key].fusion))
+    return Matches(tuple(matches), tuple(failures))
+
+
+def _made(maker: Maker, base: Any, region: Region, nodes: Sequence[str], graph: Graph) -> str | FailedMatch:
+    """The name of the fusion that a region makes of ``base``, or why it makes none: the site matches without it then."""
+    try:
+        return maker.derive(base, region).spec.name
+    except SpecError as e:
+        root = graph.node_by_name[nodes[-1]]
+        expected = "a program that makes a fusion"
+        return FailedMatch(base.spec.name, root.name, len(nodes), PROGRAM, root.name, root.source, str(e), expected)
 
 
 def slots_of(fusion: Any) -> tuple[str, ...]:
@@ -121,18 +135,25 @@ def captured(
     ops: Mapping[str, OpSpec],
     maker: Maker,
     taken: Collection[str] = (),
+    near: list[FailedMatch] | None = None,
 ) -> Iterator[Match]:
     """The point-wise regions of a graph, as large as they can be, each as a match of the first open fusion by name.
 
-    ``taken``: names of nodes that other matches hold.
+    Args:
+        taken: names of nodes that other matches hold.
+        near: takes the regions that make no fusion.
     """
     base = min((f for f in fusions if f.spec.open), key=lambda f: f.spec.name, default=None)
     if base is None:
         return
     for found in capture(graph, ops, maker.refuses, taken):
-        made = maker.derive(base, found.region)
+        made = _made(maker, base, found.region, [n.name for n in found.nodes], graph)
+        if isinstance(made, FailedMatch):
+            if near is not None:
+                near.append(made)
+            continue
         yield Match(
-            made.spec.name,
+            made,
             base.plugin,
             0,
             found.nodes[-1].name,
@@ -140,7 +161,7 @@ def captured(
             found.inputs,
             found.outputs,
             axes=found.axes,
-            forms=FrozenDict(dict.fromkeys(made.spec.inputs, 0)),
+            forms=FrozenDict(dict.fromkeys(found.region.inputs, 0)),
             base=base.spec.name,
             captured=True,
         )

@@ -26,6 +26,7 @@ MAX_RANK = 8
 
 SPACE = "the iteration space"
 CODE = "the generated code"
+PROGRAM = "the program of the point-wise operators"
 
 _FREE = frozenset({"Identity"})
 
