@@ -114,7 +114,7 @@ def find(
 
 
 def _made(maker: Maker, base: Any, region: Region, nodes: Sequence[str], graph: Graph) -> str | FailedMatch:
-    """The name of the fusion that a region makes of ``base``, or why it makes none: the site matches without it then."""
+    """The name of the fusion that a region makes of ``base``, or why it makes none: the site then matches as it is."""
     try:
         return maker.derive(base, region).spec.name
     except SpecError as e:
