@@ -166,7 +166,9 @@ def test_channels_last_gives_channels_last(name, sim_cache):
 
 
 NO_WAIT = edit("stage_not_awaited", "if (mine > 0) group::barrier_wait(&full[stage], parity);", "")
-OTHER_MASK = edit("mask_of_the_group", "dropout.draw(start / VEC + i * 32, words);", "dropout.draw(i * 32, words);")
+OTHER_MASK = edit(
+    "mask_of_the_group", "dropout.keep(static_cast<unsigned>(start / VEC) + i * 32, keep);", "dropout.keep(i * 32, keep);"
+)
 
 
 def test_every_mutant_dies(sim_cache):
