@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import SpecError, UnknownNameError
 from ..frozen import FrozenDict
@@ -37,6 +37,7 @@ class Gradients:
         outputs: its outputs, in their order.
         results: forward input → the output of the backward fusion that is its gradient.
         attributes: attributes and choices that it takes from the forward fusion.
+        defaults: what the forward fusion means by leaving one of them out, where the backward fusion means another.
         optional: its inputs that may be absent.
     """
 
@@ -45,6 +46,7 @@ class Gradients:
     outputs: tuple[str, ...]
     results: FrozenDict[str, str]
     attributes: tuple[str, ...]
+    defaults: FrozenDict[str, Any]
     optional: frozenset[str]
 
     def refusal(self, wanted: Collection[str], absent: Collection[str] = ()) -> str | None:
@@ -78,8 +80,20 @@ def gradients(forward: FusionEntry, fusions: Mapping[str, FusionEntry]) -> Gradi
         tuple(backward.outputs),
         FrozenDict({name: output for name, output in results.items() if output in backward.outputs}),
         tuple(k for k in keywords if k in forward.spec.attributes or k in forward.choices),
+        FrozenDict(_defaults(forward, backward)),
         backward.optional,
     )
+
+
+def _defaults(forward: FusionEntry, backward: FusionEntry) -> Iterator[tuple[str, Any]]:
+    for name, spec in backward.spec.attributes.items():
+        own = forward.spec.attributes.get(name)
+        if own is not None and own.default is not None and own.default != spec.default:
+            yield name, own.default
+    for name, keys in backward.choices.items():
+        single = forward.choices.get(name, ())
+        if len(single) == 1 and len(keys) > 1:
+            yield name, single[0]
 
 
 def _source(forward: FusionEntry, name: str) -> Source | None:

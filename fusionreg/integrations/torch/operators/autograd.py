@@ -5,8 +5,10 @@ Saved for the backward pass is what that fusion reads and nothing else: inputs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -19,51 +21,51 @@ from fusionreg.core.registry.entries import FusionEntry
 from fusionreg.core.runtime.call import no_backward
 from fusionreg.core.validate.gradients import Gradients
 
-Call = Callable[..., Any]
+#: ``(fusion, tensors, attributes)``, and the same of one fusion: its output, or a tuple of several.
+Run = Callable[[str, Sequence[Any], Mapping[str, Any]], Any]
+Call = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
 #: Whether a backward fusion is called for gradients that may be differentiated again.
 _IN_BACKWARD: ContextVar[bool] = ContextVar("in_backward", default=False)
 
-#: What a dispatch key set holds where a call meets nothing but autograd on its way to the kernel: plain tensors on a
-#: CPU or GPU, no mode that traces, no transform. Everything else is passed on, for its own part of torch to see to.
-_PLAIN = 0
-for _key in ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "ADInplaceOrView", "AutocastCPU", "AutocastCUDA"):
-    _PLAIN |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _key)).raw_repr()
-_FOREIGN = ~_PLAIN
+#: The dispatch keys of a call that meets nothing but autograd on its way to the kernel: plain tensors on a CPU or GPU,
+#: no mode that traces, no transform. A call with any other is passed on, for its own part of torch to see to.
+_PLAIN = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "ADInplaceOrView", "AutocastCPU", "AutocastCUDA")
 
 
-def kernel(op: Any, run: Call, entry: FusionEntry, gradients: Gradients | None, backward: Call | None) -> Call:
+def _bits(names: Iterable[str]) -> int:
+    return reduce(or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, n)).raw_repr() for n in names))
+
+
+def kernel(op: Any, run: Run, entry: FusionEntry, gradients: Gradients | None, backward: Any) -> Callable[..., Any]:
     """What an operator does where autograd looks at it.
 
     Args:
         op: the operator.
-        run: its kernel: on plain tensors it is called directly, without a second turn through torch's dispatcher.
+        run: ``(fusion, tensors, attributes)``: the runtime. On plain tensors it is called directly, without a second
+            turn through torch's dispatcher.
+        entry: the fusion.
         gradients: how ``backward`` is called; None where there are none.
         backward: the operator of the backward fusion.
     """
-    after = torch._C._after_autograd_keyset
+    fusion, foreign, after = entry.name, ~_bits(_PLAIN), torch._C._after_autograd_keyset
     grad_enabled, any_requires_grad = torch.is_grad_enabled, torch._C._any_requires_grad
-    if gradients is None or backward is None:
-        able, function = False, _last(entry.name)
-    else:
-        able, function = True, differentiable(entry, gradients, backward)
+    able = gradients is not None
+    function = _last(fusion) if gradients is None else differentiable(entry, gradients, backward)
     total = gradients is not None and not entry.optional and all(n in gradients.results for n in entry.inputs)
+    direct = partial(run, fusion)
 
     def on(keyset: Any, *tensors: Any, **attributes: Any) -> Any:
         if forward_ad._current_level >= 0:
-            _check_tangents(entry.name, tensors)
-        foreign = keyset.raw_repr() & _FOREIGN
-        if grad_enabled() and any_requires_grad(*tensors):
-            if not able and not _IN_BACKWARD.get():
-                raise no_backward(entry.name)
-            if not total and gradients is not None:
-                _check_wanted(entry, gradients, tensors)
-            if foreign:
-                return _apply(function, _below(op, keyset & after), attributes, *tensors)
-            return function.apply(run, attributes, *tensors)
-        if foreign:
-            return _below(op, keyset & after)(*tensors, **attributes)
-        return run(*tensors, **attributes)
+            _check_tangents(fusion, tensors)
+        call = _below(op, keyset & after) if keyset.raw_repr() & foreign else direct
+        if not (grad_enabled() and any_requires_grad(*tensors)):
+            return call(tensors, attributes)
+        if not able and not _IN_BACKWARD.get():
+            raise no_backward(fusion)
+        if not total and gradients is not None:
+            _check_wanted(entry, gradients, tensors)
+        return _apply(function, call, attributes, *tensors)
 
     return on
 
@@ -83,7 +85,7 @@ def _check_wanted(entry: FusionEntry, gradients: Gradients, tensors: Sequence[An
 def _below(op: Any, keyset: Any) -> Call:
     """The operator where autograd has had its turn."""
 
-    def call(*tensors: Any, **attributes: Any) -> Any:
+    def call(tensors: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return op.redispatch(keyset, *tensors, **attributes)
 
@@ -96,30 +98,31 @@ def _apply(function: Any, call: Call, *arguments: Any) -> Any:
     if torch._C._functorch.peek_interpreter_stack() is None:
         return function.apply(call, *arguments)
 
-    def outside(*tensors: Any, **attributes: Any) -> Any:
+    def outside(tensors: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-            return call(*tensors, **attributes)
+            return call(tensors, attributes)
 
     with enable_single_level_autograd_function():
         return function.apply(outside, *arguments)
 
 
-def differentiable(entry: FusionEntry, gradients: Gradients, backward: Call) -> Any:
+def differentiable(entry: FusionEntry, gradients: Gradients, backward: Any) -> Any:
     """The autograd function of a fusion: ``apply(call, attributes, *tensors)``."""
-    fusion, outputs = entry.name, tuple(entry.outputs)
+    fusion, outputs, inputs = entry.name, tuple(entry.outputs), len(entry.inputs)
     sources = tuple(gradients.sources.values())
     kept = tuple((s.kind == "input", s.index) for s in sources if s.kind != "gradient")
     constant = tuple(i for i, name in enumerate(outputs) if name not in gradients.differentiable)
     order = {name: i for i, name in enumerate(gradients.outputs)}
     results = tuple(order.get(gradients.results.get(n, ""), -1) for n in entry.inputs)
-    passed, several = gradients.attributes, len(order) > 1
+    passed, defaults, several = gradients.attributes, dict(gradients.defaults), len(order) > 1
 
     def forward(ctx: Any, call: Call, attributes: dict[str, Any], *tensors: Any) -> Any:
-        found = call(*tensors, **attributes)
-        values = found if isinstance(found, tuple) else (found,)
-        given = (*tensors, *(None,) * (len(results) - len(tensors)))
+        found = call(tensors, attributes)
+        values = found if found.__class__ is tuple else (found,)
+        given = tensors if len(tensors) == inputs else (*tensors, *(None,) * (inputs - len(tensors)))
         ctx.save_for_backward(*[given[i] if is_input else values[i] for is_input, i in kept])
-        ctx.attributes = {k: v for k, v in attributes.items() if k in passed}
+        own = {k: v for k, v in attributes.items() if k in passed} if attributes else attributes
+        ctx.attributes = {**defaults, **own} if defaults else own
         if constant:
             ctx.mark_non_differentiable(*[values[i] for i in constant])
         return found
@@ -146,7 +149,7 @@ def _last(fusion: str) -> Any:
     """The autograd function of a backward fusion: gradients of its results are an error, never a silent zero."""
 
     def forward(ctx: Any, call: Call, attributes: dict[str, Any], *tensors: Any) -> Any:
-        return call(*tensors, **attributes)
+        return call(tensors, attributes)
 
     def apply_backward(ctx: Any, *grads: Any) -> Any:
         raise ArgumentError(
@@ -157,7 +160,7 @@ def _last(fusion: str) -> Any:
     return _function(fusion, forward, apply_backward)
 
 
-def _function(fusion: str, forward: Call, backward: Call) -> Any:
+def _function(fusion: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
     """Not a ``Function``: an operator is asked level by level where transforms are nested, as torch's own are."""
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(f"{fusion.replace('.', '_')}_differentiable", (_SingleLevelFunction,), methods)

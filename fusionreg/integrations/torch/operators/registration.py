@@ -125,7 +125,7 @@ class Operators:
             library.impl(name, on, key)
         library._register_fake(name, fake(entry))
         backward = None if found is None else self[found.fusion]
-        library.impl(name, autograd.kernel(op, on, entry, found, backward), "Autograd", with_keyset=True)
+        library.impl(name, autograd.kernel(op, run, entry, found, backward), "Autograd", with_keyset=True)
         for key, device in autocast.KEYS.items():
             library.impl(name, autocast.rule(op, entry, device), key)
         _keep(op, library)
