@@ -20,6 +20,7 @@ from fusionreg.cli import commands  # noqa: F401  registers the commands
 from fusionreg.cli.main import app
 from fusionreg.core.bench import listing, results
 from fusionreg.core.expressions import FUNCTIONS, PREDICATES
+from fusionreg.core.planner.executor import EXECUTORS
 from fusionreg.core.proof import evidence
 from fusionreg.core.registry.catalog import load
 from fusionreg.core.spec import (
@@ -164,6 +165,13 @@ def measured() -> str:
     return "\n".join(lines)
 
 
+def executors() -> str:
+    """Who may run the rest, and what is modelled of it."""
+    rows = ["| executor | what is modelled | measured as |", "| --- | --- | --- |"]
+    rows += [f"| `{e.name}` | {e.summary} | {', '.join(e.columns) or 'nothing'} |" for e in EXECUTORS.values()]
+    return "\n".join([*rows, ""])
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "hooks": hooks,
     "fields": fields,
@@ -172,6 +180,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "iteration": iteration,
     "patterns": patterns,
     "measured": measured,
+    "executors": executors,
 }
 
 
