@@ -8,11 +8,14 @@ REASON = "no GPU has run all its cases as it now is"
 
 #: Fusion → kernels without evidence from a GPU.
 UNPROVEN = {
-    "norm.dropout_residual_layernorm": ("rows", "strided"),
-    "norm.gelu_dropout_layernorm": ("rows", "strided"),
-    "norm.residual_rmsnorm": ("rows", "strided"),
-    "norm.rmsnorm": ("rows", "strided"),
-    "norm.layernorm": ("rows", "strided"),
+    "norm.dropout_residual_layernorm_unbiased": ("stream", "rows", "strided", "spread", "long"),
+    "norm.gelu_dropout_layernorm_unbiased": ("stream", "rows", "strided", "spread", "long"),
+    "norm.layernorm_unbiased": ("stream", "rows", "strided", "spread", "long"),
+    "norm.dropout_residual_layernorm": ("rows", "strided", "spread"),
+    "norm.gelu_dropout_layernorm": ("rows", "strided", "spread"),
+    "norm.residual_rmsnorm": ("rows", "strided", "spread"),
+    "norm.rmsnorm": ("rows", "strided", "spread"),
+    "norm.layernorm": ("rows", "strided", "spread"),
     "norm.batchnorm_relu_backward": ("planes",),
     "norm.groupnorm_swish": ("plain", "cluster", "stream", "last_tiles", "last_grid", "last_cluster", "last_stream"),
     "norm.groupnorm_swish_backward": ("cluster", "last", "team"),

@@ -14,7 +14,8 @@ GROUPS = "max(1, min(THREADS // LANES, 15 if LANES > 32 else 32))"
 #: Longest row that a block keeps in registers.
 LONGEST = 32768
 
-#: What a fusion does before it normalises; templates read all of these.
+#: What a fusion does before it normalises; templates read all of these. MEAN: 1 where the mean is removed and a bias
+#: added, 2 where the mean is removed alone.
 _PARTS = ("MEAN", "GELU", "TANH", "DROPOUT", "RESIDUAL", "H_OUT")
 
 
@@ -36,7 +37,9 @@ def _joint(sums: int) -> str:
 def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tuple[KernelSpec, ...]:
     """``rows``: tensors of the row's size that move."""
     seconds = f"{rows} * M * N * bits(T) / 8"
-    held, streams = 2 if "MEAN" in parts else 1, 2 if "RESIDUAL" in parts else 1
+    held, streams = 2 if "bias" in tensors else 1, 2 if "RESIDUAL" in parts else 1
+
+    parts_of = "M * max(1, min(multiprocessors // M, ceildiv(N, 2048)))"
 
     def held_rows(name: str, regions: tuple[str, ...], summary: str, strided: tuple[str, ...] = ()) -> KernelSpec:
         apart = "".join(f" and stride({t}, 0) % VEC == 0" for t in strided)
@@ -105,6 +108,22 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
             strided=tuple(t for t in ("x", "residual") if t in tensors),
         ),
         KernelSpec(
+            name="spread",
+            template="row_spread.cu.j2",
+            regions=("x", "y"),
+            summary="few rows of any length, each spread over several blocks",
+            requires=("M >= 1 and 2 * M <= multiprocessors",),
+            params={"VEC": (8, 4, 1), "THREADS": (512,)},
+            valid=(_whole(tensors),),
+            constants=_constants(parts),
+            grid=parts_of,
+            block="THREADS",
+            cooperative=True,
+            min_blocks=1,
+            workspace=f"{parts_of} * 16",
+            estimate=f"8e-6 + 2 * {seconds} / (4e12 if VEC > 1 else 1e12)",
+        ),
+        KernelSpec(
             name="long",
             template="row_long.cu.j2",
             regions=("x", "y"),
@@ -114,7 +133,7 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
             constants=_constants(parts),
             grid="M",
             block="THREADS",
-            estimate=f"4e-6 + 2 * {seconds} / (4e12 if VEC > 1 else 1e12)",
+            estimate=f"4e-6 + 2 * {seconds} / min(4e12 if VEC > 1 else 1e12, (4e10 if VEC > 1 else 1e10) * max(M, 1))",
         ),
     )
 
@@ -151,7 +170,7 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
         KernelSpec(
             name="columns",
             template="row_backward_columns.cu.j2",
-            summary="threads keep their columns: rows arrive by bulk copies, several reduced together; sums in registers",
+            summary="threads keep their columns; rows arrive by bulk copies, several are reduced together",
             targets=("sm_90+",),
             requires=(
                 "bits(T) == 16",

@@ -51,6 +51,7 @@ def _fusion(
     gradients: Mapping[str, str] = EMPTY,
 ) -> FusionSpec:
     forward = not words.endswith("_backward")
+    differentiable = forward and not words.endswith("_unbiased")  # the gradients' fusions give dbias
     return FusionSpec(
         api=1,
         name=f"norm.{words}",
@@ -61,7 +62,7 @@ def _fusion(
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes=AXES,
         attributes=attributes,
-        backward=Backward(fusion=f"norm.{words}_backward", gradients=gradients) if forward else None,
+        backward=Backward(fusion=f"norm.{words}_backward", gradients=gradients) if differentiable else None,
         autocast="float32" if forward else "promote",
         constraints=("0 <= p and p <= 1",) if "p" in attributes else (),
         cases=cases,
@@ -96,6 +97,8 @@ _DROPOUT_CASES = (_SEEDED, _UNALIGNED, _KEPT, _DROPPED)
 _LONG = Case(name="long_rows", axes={"M": 3, "N": 8456}, attributes={"p": 0.4}, values={"rng": "seed"},
              summary="many warps to a row, not all of them full")  # fmt: skip
 
+_WIDE = Case(name="wide_rows", axes={"M": 2, "N": 4616}, summary="a row for several blocks, the last part shorter")
+
 #: What the slots are proven on: a gate before, a modulation and a cast behind, with operands of every form.
 _MODULATED = Region(
     name="modulated",
@@ -125,8 +128,19 @@ LAYERNORM = _fusion(
     {"y": ROW},
     EPSILON,
     forward({"MEAN": "1"}, ("x", "scale", "bias", "y"), 2),
-    (_OFFSET,),
+    (_OFFSET, _WIDE),
     regions=(_MODULATED,),
+)
+
+LAYERNORM_UNBIASED = _fusion(
+    "layernorm_unbiased",
+    "(x - mean) / sqrt(var + epsilon) * scale over the last axis",
+    "y = LayerNormalization(x, scale, None, epsilon=epsilon)",
+    {"x": ROW, "scale": "T[N]"},
+    {"y": ROW},
+    EPSILON,
+    forward({"MEAN": "2"}, ("x", "scale", "y"), 2),
+    (_RMS_OFFSET, _WIDE),
 )
 
 RMSNORM = _fusion(
@@ -137,7 +151,7 @@ RMSNORM = _fusion(
     {"y": ROW},
     EPSILON,
     forward({}, ("x", "scale", "y"), 2),
-    (_RMS_OFFSET,),
+    (_RMS_OFFSET, _WIDE),
     regions=(_GATED,),
 )
 
@@ -149,6 +163,7 @@ RESIDUAL_RMSNORM = _fusion(
     {"y": ROW, "h": ROW},
     EPSILON,
     forward({"RESIDUAL": "1", "H_OUT": "1"}, ("x", "residual", "scale", "y", "h"), 4),
+    (_WIDE,),
     gradients={"residual": "dx"},
 )
 
@@ -172,7 +187,31 @@ DROPOUT_RESIDUAL_LAYERNORM = _fusion(
     {"y": ROW},
     {**DROPOUT, **EPSILON},
     forward({"MEAN": "1", "DROPOUT": "1", "RESIDUAL": "1"}, ("x", "residual", "scale", "bias", "y"), 3),
-    _DROPOUT_CASES,
+    (*_DROPOUT_CASES, _LONG),
+    ("training",),
+)
+
+GELU_DROPOUT_LAYERNORM_UNBIASED = _fusion(
+    "gelu_dropout_layernorm_unbiased",
+    "LayerNorm without bias of dropout(gelu(x)); the mask is a function of rng and stored nowhere",
+    f"{GELU_STEP}y = LayerNormalization(v, scale, None, epsilon=epsilon)",
+    {"x": ROW, **RNG, "scale": "T[N]"},
+    {"y": ROW},
+    {**DROPOUT, **GELU, **EPSILON},
+    forward({"MEAN": "2", "GELU": "1", "TANH": TANH, "DROPOUT": "1"}, ("x", "scale", "y"), 2),
+    (*_DROPOUT_CASES, _LONG),
+    ("training",),
+)
+
+DROPOUT_RESIDUAL_LAYERNORM_UNBIASED = _fusion(
+    "dropout_residual_layernorm_unbiased",
+    "LayerNorm without bias of dropout(x) + residual; the mask is a function of rng and stored nowhere",
+    f"{ADD_STEP}y = LayerNormalization(v, scale, None, epsilon=epsilon)",
+    {"x": ROW, **RNG, "residual": ROW, "scale": "T[N]"},
+    {"y": ROW},
+    {**DROPOUT, **EPSILON},
+    forward({"MEAN": "2", "DROPOUT": "1", "RESIDUAL": "1"}, ("x", "residual", "scale", "y"), 3),
+    (*_DROPOUT_CASES, _LONG),
     ("training",),
 )
 
@@ -238,6 +277,7 @@ DROPOUT_RESIDUAL_LAYERNORM_BACKWARD = _fusion(
 
 FUSIONS = (
     LAYERNORM,
+    LAYERNORM_UNBIASED,
     LAYERNORM_BACKWARD,
     RMSNORM,
     RMSNORM_BACKWARD,
@@ -245,6 +285,8 @@ FUSIONS = (
     RESIDUAL_RMSNORM_BACKWARD,
     GELU_DROPOUT_LAYERNORM,
     GELU_DROPOUT_LAYERNORM_BACKWARD,
+    GELU_DROPOUT_LAYERNORM_UNBIASED,
     DROPOUT_RESIDUAL_LAYERNORM,
+    DROPOUT_RESIDUAL_LAYERNORM_UNBIASED,
     DROPOUT_RESIDUAL_LAYERNORM_BACKWARD,
 )
