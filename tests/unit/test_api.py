@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import onnx_ir
+import plugin_kit
 import pytest
 import torch
 from onnx_models import model, node, ort, same
 from torch import nn
 
 import fusionreg
+from fusionreg.api import NothingFusedWarning
 from fusionreg.core.errors import ArgumentError, ModelError, UnknownNameError
 from fusionreg.core.ir import Graph
 from fusionreg.model import FusedModel
@@ -285,3 +288,24 @@ def test_frozen_uses_shipped_parameters_alone() -> None:
 def test_a_device_that_is_none_is_told_at_once(device):
     with pytest.raises(ArgumentError, match="one of auto, sim, cuda"):
         fusionreg.load_registry(device=device)
+
+
+def test_nothing_fused_is_told_once_with_what_to_do(tmp_path) -> None:
+    """Once for a line of the caller's, which is the one it names; not where the policy is to fuse nothing."""
+    registry = fusionreg.Registry(plugin_kit.catalog(tmp_path, {"k.cu.j2": plugin_kit.ADD_RELU}, plugin_kit.add_relu()))
+    plain = model([node("Neg", ["x"], ["y"])], {"x": [2, 8]}, {"y": [2, 8]})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            registry.fuse(plain)
+        fusionreg.fuse(plain, registry=registry)
+        registry.fuse(plain, policy="off")
+    assert [w.category for w in told] == [NothingFusedWarning] * 2 and {w.filename for w in told} == {__file__}
+    assert str(told[0].message) == "nothing in g is fused; `fusionreg match MODEL --explain` says why"
+    fused = model(
+        [node("Add", ["x", "b"], ["s"]), node("Relu", ["s"], ["y"])], {"x": [2, 8]}, {"y": [2, 8]},
+        {"b": np.ones(8, "f")},
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(registry.fuse(fused).sites) == 1
