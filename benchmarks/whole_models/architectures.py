@@ -88,7 +88,7 @@ def convnext(tiny: bool) -> Subject:
 
 
 class ResBlock(nn.Module):
-    """A residual block of a diffusion U-Net: GroupNorm, SiLU and convolution twice, a time embedding between, dropout."""
+    """A residual block of a diffusion U-Net: GroupNorm, SiLU, convolution, twice; a time embedding between."""
 
     def __init__(self, channels: int, embedding: int, dropout: float = 0.1) -> None:
         super().__init__()

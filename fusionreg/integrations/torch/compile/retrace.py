@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -26,5 +27,17 @@ def to_aten(module: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.Gra
     def run(*args: Any) -> Any:
         return interpreter.run(*args)
 
-    with traceback.preserve_node_meta():
+    with traceback.preserve_node_meta(), _leaving_no_trace(values):
         return make_fx(run, tracing_mode="symbolic", pre_dispatch=True, _allow_non_fake_inputs=True)(*values)
+
+
+@contextmanager
+def _leaving_no_trace(values: Sequence[Any]) -> Iterator[None]:
+    """Dynamo has asked all that this asks again: neither guards nor symbols of the second trace are of use to it."""
+    modes = (v.fake_mode for v in values if hasattr(v, "fake_mode"))
+    environment = next((m.shape_env for m in modes if m.shape_env is not None), None)
+    with ExitStack() as stack:
+        if environment is not None:
+            stack.enter_context(environment.suppress_guards())
+            stack.enter_context(environment.ignore_fresh_unbacked_symbols())
+        yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ class Reach:
 
     def covered(self, match: Match) -> tuple[str, ...]:
         """The calls of the program that a site takes the place of, in their order: targets without overloads."""
-        stops = {self.visible[v] for v in match.inputs.values() if v in self.visible}
+        stops = self._origins(match.inputs.values())
         pending = [self.visible[v] for v in match.outputs.values() if v in self.visible]
         found: set[int] = set()
         while pending:
@@ -75,6 +75,18 @@ class Reach:
             found.add(at)
             pending += self.calls[at].refs()
         return tuple(self.calls[i].target.rpartition(".")[0] for i in sorted(found))
+
+    def _origins(self, names: Iterable[str]) -> set[str]:
+        """The values of the program that values of the graph are made of, by what may stand between."""
+        found: set[str] = set()
+        pending = list(names)
+        while pending:
+            name = pending.pop()
+            if name in self.visible:
+                found.add(self.visible[name])
+            elif name in self.graph.producers:
+                pending += operands(self.graph, self.graph.producers[name]) or ()
+        return found
 
     def _found(self, name: str) -> bool:
         if name in self.visible or name in self.seeds:
