@@ -72,6 +72,10 @@ def _layernorm(x, scale, bias, epsilon=1e-5):
     return F.layer_norm(x, x.shape[-1:], scale, bias, epsilon)
 
 
+def _layernorm_unbiased(x, scale, epsilon=1e-5):
+    return F.layer_norm(x, x.shape[-1:], scale, None, epsilon)
+
+
 def _rmsnorm(x, scale, epsilon=1e-5):
     return F.rms_norm(x, x.shape[-1:], scale, epsilon)
 
@@ -127,6 +131,7 @@ _RUNNING = ("mean", "var")
 
 SITES = {
     "layernorm": Site("norm.layernorm", {"x": _ROW, "scale": _N, "bias": _N}, _layernorm, {"epsilon": 1e-3}),
+    "layernorm_unbiased": Site("norm.layernorm_unbiased", {"x": _ROW, "scale": _N}, _layernorm_unbiased),
     "rmsnorm": Site("norm.rmsnorm", {"x": _ROW, "scale": _N}, _rmsnorm),
     "residual_rmsnorm": Site(
         "norm.residual_rmsnorm", {"x": _ROW, "residual": _ROW, "scale": _N}, _residual_rmsnorm

@@ -51,7 +51,7 @@ def _fusion(
     gradients: Mapping[str, str] = EMPTY,
 ) -> FusionSpec:
     forward = not words.endswith("_backward")
-    differentiable = forward and not words.endswith("_unbiased")  # the gradients' fusions give dbias
+    gradient = f"norm.{words.removesuffix('_unbiased')}_backward"  # without bias its dbias goes unread
     return FusionSpec(
         api=1,
         name=f"norm.{words}",
@@ -62,7 +62,7 @@ def _fusion(
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes=AXES,
         attributes=attributes,
-        backward=Backward(fusion=f"norm.{words}_backward", gradients=gradients) if differentiable else None,
+        backward=Backward(fusion=gradient, gradients=gradients) if forward else None,
         autocast="float32" if forward else "promote",
         constraints=("0 <= p and p <= 1",) if "p" in attributes else (),
         cases=cases,
