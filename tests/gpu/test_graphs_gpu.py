@@ -11,9 +11,11 @@ import plugin_kit
 import pytest
 
 import fusionreg
+from fusionreg.api import Registry
 from fusionreg.core.cache import Cache
 from fusionreg.core.errors import ArgumentError, LaunchError
 from fusionreg.core.runtime import Runtime
+from fusionreg.core.spec import AttributeSpec, FusionSpec, KernelSpec
 
 torch = pytest.importorskip("torch", reason="graphs are captured through torch")
 pytestmark = pytest.mark.gpu
@@ -21,6 +23,20 @@ pytestmark = pytest.mark.gpu
 from fusionreg.integrations.torch.graphs import graphed  # noqa: E402
 
 FUSION = "acme.add_relu"
+
+#: y = dropout(x), eight elements to a thread, which share a block of random words.
+DROPOUT = """\
+{{ include("philox.cuh") }}
+{{ signature }} {
+  const long long block = blockIdx.x * 256LL + threadIdx.x, first = block * 8;  // first: [M N], row-major
+  if (first >= M * N) return;
+  const fr::Dropout dropout(rng, p);
+  unsigned words[4];
+  dropout.draw(block, words);
+  for (int j = 0; j < 8 && first + j < M * N; ++j)
+    y[first + j] = fr::from_float<T>(dropout.apply(fr::to_float(x[first + j]), words, j));
+}
+"""
 
 
 @pytest.fixture
@@ -32,6 +48,24 @@ def runtime(tmp_path):
 @pytest.fixture(scope="module")
 def registry():
     return fusionreg.load_registry(device="cuda")
+
+
+@pytest.fixture
+def dropout(tmp_path):
+    """A fused dropout that draws its seed and offset as ``registry.rng`` does."""
+    spec = FusionSpec(
+        api=1, name="acme.dropout", pattern="y = fusionreg.Dropout(x, rng, p=p)",
+        inputs={"x": "T[... M N]", "rng": "int64[2]"}, outputs={"y": "T[... M N]"}, dtypes={"T": ("bfloat16",)},
+        attributes={"p": AttributeSpec(type="float", default=0.5)},
+        kernels=[KernelSpec(name="eight", template="k.cu.j2", grid="ceildiv(M * N, 2048)", block="256")],
+    )  # fmt: skip
+    registry = Registry(plugin_kit.catalog(tmp_path, {"k.cu.j2": DROPOUT}, spec), device="cuda")
+
+    def function(x):
+        return registry.call("acme.dropout", x, registry.rng(x), p=0.5)
+
+    yield function
+    assert dict(registry.runtime.kernels_used).keys() == {"acme.dropout/eight"}, "the fused kernel ran"
 
 
 def chain(runtime, times=4):
@@ -115,20 +149,15 @@ def test_arguments_are_checked(runtime):
 # --- random numbers (C03) --------------------------------------------------------------------------------------------
 
 
-def dropped(registry):
-    return lambda x: registry.call("norm.swish_dropout", x, registry.rng(x), p=0.5)
-
-
-def test_masks_follow_the_generator(registry):
-    x = torch.ones(64, 1024, device="cuda", dtype=torch.bfloat16)
-    function = dropped(registry)
+def test_masks_follow_the_generator(dropout):
+    x, function = torch.ones(64, 1024, device="cuda", dtype=torch.bfloat16), dropout
     torch.manual_seed(5)
     right = [function(x) for _ in range(4)]
     torch.manual_seed(5)
     run = fusionreg.capture(function, x, clone=True)
     found = [run(x), run(x), function(x), run(x)]  # an eager call in between takes its own words
     assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True)), "capturing drew nothing"
-    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[1]) and (found[0] == 0).float().mean().item() == pytest.approx(0.5, abs=0.01)
     torch.manual_seed(6)
     other = run(x)
     torch.manual_seed(5)
@@ -243,10 +272,10 @@ def test_written_arguments_are_refused():
     usable()
 
 
-def test_no_state_is_left_changed(registry):
+def test_no_state_is_left_changed(dropout):
     x = torch.ones(8, 256, device="cuda", dtype=torch.bfloat16)
     state = torch.cuda.get_rng_state(), torch.get_rng_state(), torch.cuda.current_stream(), torch.is_grad_enabled()
-    fusionreg.capture(dropped(registry), x)
+    fusionreg.capture(dropout, x)
     assert torch.equal(torch.cuda.get_rng_state(), state[0]) and torch.equal(torch.get_rng_state(), state[1])
     assert torch.cuda.current_stream() == state[2] and torch.is_grad_enabled() == state[3]
     assert torch.is_autocast_cache_enabled() and gc.isenabled()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fusionreg.core.errors import ArgumentError, LaunchError
+from fusionreg.core.errors import ArgumentError, FusionregError, LaunchError
 from fusionreg.core.runtime.driver import driver
 
 from .nodes import Nodes, of_capture
@@ -120,10 +120,11 @@ class Gpu:
             nodes = of_capture(stream.cuda_stream)
         except BaseException as error:
             intact = driver().capturing(stream.cuda_stream)
-            self._abandon(graph, pool, generators)
-            if intact or not isinstance(error, RuntimeError) or isinstance(error, LaunchError):
-                raise
-            raise _uncapturable(whom, error) from error
+            self._abandon(graph, pool, generators, intact)
+            capturing = not intact or "captur" in str(error)  # some things torch refuses before the driver does
+            if capturing and isinstance(error, RuntimeError) and not isinstance(error, FusionregError):
+                raise _uncapturable(whom, error) from error
+            raise
         try:
             graph.capture_end()
         except RuntimeError as error:
@@ -131,8 +132,10 @@ class Gpu:
             raise _uncapturable(whom, error) from error
         return Recording(graph.replay, result, nodes, pool, self._bytes(pool))
 
-    def _abandon(self, graph: Any, pool: Any, generators: Sequence[torch.Generator]) -> None:
+    def _abandon(self, graph: Any, pool: Any, generators: Sequence[torch.Generator], intact: bool) -> None:
         try:
+            if intact:
+                torch.zeros(1, device=self.device)  # torch warns of empty graphs
             graph.capture_end()
         except RuntimeError:
             self._recover(pool, generators)
