@@ -13,7 +13,7 @@ import numpy as np
 
 from fusionreg.checking import host
 from fusionreg.core.conformance.compare import POOL, Comparison, compare, pooled
-from fusionreg.core.conformance.reference import DISPLACED, REPLICAS, in_order
+from fusionreg.core.conformance.reference import DISPLACED, REPLICAS, in_order, where_overflowed
 from fusionreg.core.dtypes import DTYPES, dtype
 from fusionreg.core.errors import CompileError, FusionregError, LaunchError, MissingDependencyError, RenderError
 from fusionreg.core.evaluate.evaluator import Evaluator
@@ -107,9 +107,7 @@ class Observer:
                 for name in errors:
                     errors[name][0] = np.fmax(errors[name][0], _error(rounded[name], exact[name]))
         allowed = {name: pooled(found, exacts[name]) for name, found in errors.items()}
-        for name, bound in allowed.items():
-            lost = np.isfinite(_wide(exact[name])) & ~np.isfinite(_wide(chain[name]))
-            allowed[name] = np.where(lost, 0.0, bound)  # what overflowed says nothing of the error
+        allowed = where_overflowed(node.graphs["body"], here, self.model.catalog.ops, exact, chain, allowed)
         return Wanted(exact, chain, allowed)
 
     def _run(self, node: Node, given: Arrays, mode: Any) -> dict[str, np.ndarray]:

@@ -241,3 +241,27 @@ def test_another_seed_is_another_input(tmp_path, path):
 def test_policy_off_leaves_the_model_alone(tmp_path, path):
     checked = check_model(kit(tmp_path / "plugin", WRONG), path, policy="off")
     assert checked.row.status is Status.PASSED and checked.row.sites == () and not checked.plan.chosen
+
+
+def test_the_device_that_auto_is(monkeypatch):
+    """A GPU where the driver finds one and torch is there to hold arrays on it, else the simulator."""
+
+    class Driver:
+        count = 0
+
+        def device_count(self):
+            return self.count
+
+    made = Driver()
+    monkeypatch.setattr(checking, "driver", lambda: made)
+    assert [checking.chosen_device(word) for word in ("sim", "cuda", "auto")] == ["sim", "cuda", "sim"]
+    made.count = 1
+    assert [checking.chosen_device(word) for word in ("sim", "cuda", "auto")] == ["sim", "cuda", "cuda"]
+    monkeypatch.setattr(checking, "find_spec", lambda name: None)
+    assert checking.chosen_device("auto") == "sim"
+
+    def none():
+        raise ModelError("cannot use", "a GPU")
+
+    monkeypatch.setattr(checking, "driver", none)
+    assert checking.chosen_device("auto") == "sim"

@@ -108,10 +108,10 @@ def reference(entry: FusionEntry, trial: Trial, arrays: Mapping[str, np.ndarray]
         for name in errors:
             errors[name][0] = np.fmax(errors[name][0], _error(again[name], exact[name]))
     allowed = {name: pooled(found, exacts[name]) for name, found in errors.items()}
-    return Reference(exact, chain, _where_overflowed(graph, arrays, ops, exact, chain, allowed))
+    return Reference(exact, chain, where_overflowed(graph, arrays, ops, exact, chain, allowed))
 
 
-def _where_overflowed(
+def where_overflowed(
     graph: Graph, arrays: Mapping[str, np.ndarray], ops: Vocabulary, exact: Mapping[str, np.ndarray],
     chain: Mapping[str, np.ndarray], allowed: dict[str, np.ndarray],
 ) -> dict[str, np.ndarray]:  # fmt: skip

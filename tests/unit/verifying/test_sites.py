@@ -319,3 +319,32 @@ def test_long_products_are_summed_in_blocks(monkeypatch, depth):
     assert got.dtype == np.float32 and got.shape == (2, 3, 5)
     np.testing.assert_allclose(got, exact, atol=1e-5 * depth**0.5)
     assert _summed(a.astype("f8"), b.astype("f8")).dtype == np.float64
+
+
+def test_a_cast_of_the_graphs_own_that_overflows(tmp_path):
+    """float32 → float16 → float32: a kernel that rounds there gives what the chain gives, one that does not is right,
+    too, and a third value is wrong."""
+    body = "{{ signature }} {\n  const int i = blockIdx.x * 256 + threadIdx.x;\n  if (i >= M * N) return;\n%s}\n"
+    texts = {
+        "rounds": "  y[i] = __half2float(__float2half(x[i] + b[i])) * 0.5f;\n",
+        "once": "  y[i] = (x[i] + b[i]) * 0.5f;\n",
+        "wrong": "  y[i] = -1.0f;\n",
+    }
+    proto = model(
+        [
+            node("Add", ["x", "b"], ["s"]), node("Cast", ["s"], ["h"], to=10), node("Cast", ["h"], ["w"], to=1),
+            node("Mul", ["w", "half"], ["y"]),
+        ],
+        {"x": [8, 8], "b": [8, 8]}, {"y": [8, 8]}, {"half": np.float32(0.5)},
+    )  # fmt: skip
+    x = np.full((8, 8), 50000, "f")
+    failed = {}
+    for name, text in texts.items():
+        spec = plugin_kit.add_relu(
+            pattern='h = Cast(Add(x, b), to="float16")\ny = Mul(Cast(h, to="float32"), 0.5)',
+            inputs={"x": "T[M N]", "b": "T[M N]"}, outputs={"y": "T[M N]"}, dtypes={"T": ("float32",)},
+        )  # fmt: skip
+        made = fusionreg.Registry(plugin_kit.catalog(tmp_path / name, {"k.cu.j2": body % text}, spec))
+        found = fusionreg.verify(proto, registry=made, data=[{"x": x, "b": x}], policy="aggressive")
+        failed[name] = [s.status.failed for s in found.sites if s.kernel]
+    assert failed == {"rounds": [False], "once": [False], "wrong": [True]}
