@@ -11,8 +11,9 @@ from .savings import MARGIN, Saving
 
 #: ``off`` takes nothing. ``conservative`` takes fusions with a kernel that rounds where the unfused chain rounds
 #: (``per_op``), where a measurement says that they win against the executor of the rest. ``balanced`` takes what saves
-#: time, by a measurement or, without one, by the model. ``aggressive`` takes every site that some kernel accepts and
-#: that does not lose its nodes to a better one, whatever it saves, point-wise regions beside Inductor too.
+#: time, by a measurement or, without one, by the model; a product that is bound by arithmetic needs the measurement,
+#: since the library that it competes with comes near to the device's rate. ``aggressive`` takes every site that some
+#: kernel accepts and that does not lose its nodes to a better one, whatever it saves, regions beside Inductor too.
 Policy = Literal["off", "conservative", "balanced", "aggressive"]
 
 FUEL = "fuel"
@@ -43,6 +44,8 @@ def refusal(
         return f"point-wise operators alone: {cost.executor} makes one kernel of them too"
     if accepts is not None and (reason := accepts(m)):
         return reason
+    if policy != "aggressive" and saving.unsure:
+        return "bound by the arithmetic of its products: it needs a measurement, and there is none of the like"
     if policy != "aggressive" and not saving.wins:
         return _lost(saving)
     return None

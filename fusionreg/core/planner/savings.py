@@ -9,6 +9,7 @@ from functools import cached_property
 from ..ir import Graph
 from ..matcher.match import Match
 from .costs import Cost, CostModel
+from .executor import PRODUCTS
 from .grouping import Grouping, group, pieces
 
 #: A win of a smaller share of what the nodes cost unfused is none: measurements of one kernel scatter as much.
@@ -26,12 +27,15 @@ class Saving:
         share: the seconds over what its nodes cost unfused.
         basis: what that rests on: ``model``, ``estimate of its plugin``, or the measurement.
         measured: whether it was measured against this executor.
+        unsure: whether it rests on the model, and its products take longer than its bytes: how near to the device's
+            rate a kernel comes is what the model does not know.
     """
 
     cost: Cost
     share: float
     basis: str = ESTIMATED
     measured: bool = False
+    unsure: bool = False
 
     @property
     def wins(self) -> bool:
@@ -105,7 +109,13 @@ class GraphCosts:
             basis = "estimate of its plugin"
         cost = before - after - fused
         share = cost.seconds / alone.seconds if alone.seconds else (-1.0 if cost.seconds < 0 else 0.0)
-        return Saving(cost, share, basis, gain is not None)
+        return Saving(cost, share, basis, gain is not None, basis == ESTIMATED and self._arithmetic(match, fused.bytes))
+
+    def _arithmetic(self, match: Match, moved: int) -> bool:
+        """Whether a match is bound by the arithmetic of its products rather than by its bytes."""
+        named = self.graph.node_by_name
+        busy = sum([self._work(n)[1] for n in match.nodes if named[n].op in PRODUCTS])
+        return busy > moved / self.model.device.bandwidth
 
     # ---- kernels of the executor ------------------------------------------------------------------------------------
 

@@ -211,6 +211,27 @@ def test_a_win_within_the_scatter_is_none(ratio, wins):
         assert p.losers[0].reason == "saves 2.0% of its time, within the 3% that measurements scatter (r)"
 
 
+@pytest.mark.parametrize("rows", [64, 4096])
+def test_a_product_that_is_bound_by_arithmetic_needs_a_measurement(rows):
+    from fusionreg.core.planner.costs import Gain
+
+    net = Net()
+    x = net.input("x", "float16", (rows, 2048))
+    w, bias = net.weight((2048, 2048), "float16"), net.weight((2048,), "float16")
+    graph = net.build([net.op("Relu", net.op("Add", net.op("MatMul", x, w), bias))])
+    found = find(graph, [gemm()], vocabulary())
+    h200 = DeviceModel()
+    bound = 2 * rows * 2048**2 / h200.flops["float16"] > 2 * (2 * rows * 2048 + 2048**2 + 2048) / h200.bandwidth
+    assert bound == (rows == 4096)
+    p = plan(graph, found, cost=CostModel(vocabulary()))
+    assert bool(p.chosen) == (not bound)
+    if bound:
+        assert "needs a measurement" in next(x for x in p.losers if len(x.match.nodes) == 3).reason
+    won = CostModel(vocabulary(), gains=lambda m, e, s: Gain(0.8))
+    assert len(plan(graph, found, cost=won)) == 1
+    assert len(plan(graph, found, cost=CostModel(vocabulary()), policy="aggressive")) == 1
+
+
 def test_executors_by_name():
     assert executor("inductor") is INDUCTOR and executor(EAGER) is EAGER
     assert set(EXECUTORS) == {"library", "eager", "inductor", "inductor-max-autotune", "onnxruntime"}
