@@ -80,7 +80,7 @@ def chains(folder: Path, ways: tuple[str, ...] = WAYS) -> Catalog:
         return tuple(
             KernelSpec(
                 name=way, template=f"{name}_{way}.cu.j2", block="256", constants={"W": "128 // bits(T)"},
-                targets=("sm_90+",), programmatic=way != "plain", **options,
+                programmatic=way != "plain", **options,
             )
             for way in ways
         )  # fmt: skip
