@@ -30,8 +30,8 @@ SWISH, DROPPED = "norm.groupnorm_swish", "norm.groupnorm_swish_dropout"
 OPS, NUMPY = default_vocabulary(), numpy_backend()
 LAST = ("last_cluster", "last_stream", "last_tiles", "last_grid")
 SHORT = ("last_tiles", "last_grid")  # 16-bit tensors only
-WIDE = pytest.mark.parametrize("kernel", ["plain", "cluster", "stream", *LAST[:2]])
-EACH = pytest.mark.parametrize("kernel", ["plain", "cluster", "stream", *LAST])
+WIDE = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST[:2]])
+EACH = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST])
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def kept(shape, p, seed=11, offset=2):
     return OPS["fusionreg::Dropout"].meaning(NUMPY, np.ones(shape), rng(seed, offset), p=p) > 0
 
 
-@pytest.mark.parametrize("fusion", [SWISH, DROPPED, "norm.swish_dropout"])
+@pytest.mark.parametrize("fusion", [SWISH, f"{SWISH}.between", DROPPED, "norm.swish_dropout"])
 def test_conforms(fusion, sim_cache):
     report = run(CATALOG, [fusion], device="sim", cases="quick", cache=sim_cache)
     assert report.ok, "\n".join(map(str, report.failures))
@@ -210,14 +210,14 @@ def test_nothing_to_do(call, shape):
 
 #: Kernel and parameters, what is taken out of its unit, what is put there.
 FAULTS = {
-    "blocks_do_not_wait": ("cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
-    "own_moments_alone": ("cluster", {"SPREAD": 2}, "m = m.with(parts[b]);", "m = m.with(parts[0]);"),
+    "blocks_do_not_wait": ("cluster", {"SPREAD": 2}, "barrier_wait(&told.bar, round);", ""),
+    "own_moments_alone": ("cluster", {"SPREAD": 2}, "told.pairs[round][e]", "told.pairs[round][e % WARPS]"),
     "channels_last_does_not_wait": ("last_cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
-    "chunk_not_waited_for": ("stream", {"TEAMS": 2}, "group::barrier_wait(full + seen_slot, seen_parity);", ""),
-    "next_part_too_early": ("stream", {"TEAMS": 1}, "group::barrier_wait(empty + next_slot, next_parity);", ";"),
-    "part_of_the_round_before": ("stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
-    "tiles_of_a_cluster": ("last_tiles", {"SPREAD": 2, "SLICE": 1}, "fr::cluster_sync();", ""),
-    "tiles_of_a_grid": ("last_grid", {"SLICE": 1}, "__syncthreads();  // the", "// the"),
+    "chunk_not_waited_for": ("stream", {"TEAMS": 2}, "group::barrier_wait(full + slot, parity);", ""),
+    "next_part_too_early": ("stream", {"TEAMS": 1}, "group::barrier_wait(empty + slot, parity ^ 1);", ""),
+    "table_not_waited_for": ("stream", {"TEAMS": 2}, "group::barrier_wait(ready + buffer, round >> 1 & 1);", ""),
+    "tiles_of_a_cluster": ("last_tiles", {"SPREAD": 2, "SLICE": 1}, "barrier_wait(&told.bar, round);", ""),
+    "tiles_of_a_grid": ("last_grid", {"SLICE": 2}, "__syncthreads();  // the", "// the"),
     "table_of_the_round_before": ("last_stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
 }
 

@@ -1,0 +1,237 @@
+"""The forward kernels of group fusions: groups in shared memory, in registers, passing through, or read three times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusionreg.core.spec import KernelSpec
+
+#: Bytes of a group, and whether 16-byte accesses reach all of it.
+BYTES = "C // groups * S * bits(T) // 8"
+WHOLE = "C // groups * S * bits(T) % 128 == 0 and aligned(x, 16) and aligned(y, 16)"
+#: Blocks of a team that shares so many bytes: no more than have something to do.
+TEAM = "max(1, min({} // TEAMS, ceildiv({}, THREADS * 16)))"
+#: Every team has something to do, and all blocks, with some memory of their own, fit at once: they meet at barriers.
+TEAMS = "TEAMS <= {} and {} * ({} + 2560) <= 233472"
+#: Every block of a cluster has something to do.
+SPREADS = "SPREAD == 1 or {} >= SPREAD * 2048"
+#: Architectures whose multiprocessors have as much shared memory as that.
+LARGE = ("sm_90", "sm_90a", "sm_100f")
+#: Blocks of eight elements have numbers of 32 bits.
+FEW = "N * C * S < 34359738368"
+#: Whether the channels of a pixel lie side by side, and 16-byte accesses reach them.
+LAST = (
+    "(C == 1 or stride({0}, 1) == 1) and stride({0}, 2) * bits(T) % 128 == 0 "
+    "and (N == 1 or stride({0}, 0) * bits(T) % 128 == 0)"
+)
+
+
+#: Channels of a slice; rows of a block's threads, each with VEC of them.
+WIDTH = "(C // groups * SLICE)"
+ROWS = f"max(1, THREADS // max(1, {WIDTH} // VEC))"
+
+
+def kernels(dropout: bool) -> tuple[KernelSpec, ...]:
+    """Those of GroupNorm with Swish, and with dropout or without."""
+    flags = {"DROPOUT": "1" if dropout else "0"}
+    return (
+        _plain(
+            "plain", "a group of any size to a block, read three times", flags, {"VEC": (8, 4, 1)}, regions=("x", "y"),
+            valid=("VEC == 1 or VEC * bits(T) == 128 and S % VEC == 0 and aligned(x, 16) and aligned(y, 16)",),
+        ),
+        _plain(
+            "strided", "a group of any size and memory order to a block, read three times", flags, {},
+            strides=("x", "y"),
+        ),
+        _chip(
+            "cluster", "SPREAD", "a group in the shared memory of a cluster of blocks, read once", flags,
+            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
+        ),
+        _ring(flags),
+        _tiles(
+            "last_tiles", "SPREAD", "channels last: some groups in the registers of a cluster, read once", flags,
+            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
+        ),
+        _tiles(
+            "last_grid", f"max(1, min(multiprocessors // (N * (groups // SLICE)), ceildiv(S // 8, {ROWS})))",
+            "channels last: all groups in the registers of all blocks, read once", flags, {}, grid=True,
+            cooperative=True,
+        ),
+        _last(
+            "last_cluster", "SPREAD", "channels last: some groups in the shared memory of a cluster, read once", flags,
+            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
+        ),
+        _last(
+            "last_stream", TEAM.format("multiprocessors", f"{BYTES} * SLICE"),
+            "channels last: teams of blocks, each with some groups in its shared memory, read once", flags, TEAM_COUNTS,
+            grid=True, cooperative=True, min_blocks=2, workspace="N * groups * {} * 8",
+        ),
+    )  # fmt: skip
+
+
+def _plain(
+    name: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any], **fields: Any
+) -> KernelSpec:  # fmt: skip
+    """A group to a block: what takes everything that the others do not."""
+    strided = "strides" in fields
+    return KernelSpec(
+        name=name,
+        template=f"group_forward_{name}.cu.j2",
+        summary=summary,
+        params={**params, "THREADS": (512,)},
+        constants={**flags, "PACKED": "0"},
+        grid="N * groups",
+        block="THREADS",
+        estimate=f"6e-6 + 4 * N * C * S * bits(T) / 8 / ({'4e11' if strided else '2e12 if VEC > 1 else 4e11'})",
+        **fields,
+    )
+
+
+#: Teams that all blocks make up; each takes one group, or slice of groups, at a time.
+TEAM_COUNTS = {"TEAMS": (1, 2, 4, 8, 16, 32)}
+#: Bytes of a block's ring and of its table of channels, at most.
+RING = 228000
+
+
+def _ring(flags: Mapping[str, str]) -> KernelSpec:
+    """Group after group through rings of chunks in the shared memory of teams of blocks."""
+    blocks = f"max(1, min(multiprocessors // TEAMS, ceildiv({BYTES}, FINISHERS * 16)))"
+    chunks = f"ceildiv(ceildiv({BYTES}, 16 * {blocks}), STEPS * FINISHERS)"
+    rounds = "ceildiv(N * groups, TEAMS)"
+    table = "C // groups * 32"
+    slots = f"min({rounds} * {chunks}, ({RING} - {table}) // (STEPS * FINISHERS * 16))"
+    return KernelSpec(
+        name="stream",
+        template="group_forward_stream.cu.j2",
+        summary="teams of blocks, group after group, read once; the next ones arrive while one is finished",
+        targets=LARGE,
+        requires=(WHOLE, FEW, "C // groups * S < 2147483648", f"{table} <= 65536"),
+        params={
+            "WHOLE": (1, 0), "TEAMS": (1, 2, 4, 8, 16, 33, 66, 132), "STEPS": (2,), "LOOKERS": (256,),
+            "FINISHERS": (512,),
+        },
+        valid=(
+            "WHOLE == 0 or S * bits(T) % 128 == 0",
+            f"TEAMS <= N * groups and TEAMS <= multiprocessors and {slots} >= min(2, {rounds}) * {chunks}",
+        ),
+        constants={
+            **flags, "THREADS": "LOOKERS + FINISHERS + 32", "TURN": "4", "PACKED": "1 if bits(T) == 16 else 0",
+            "RING": str(RING),
+        },
+        grid=f"TEAMS * {blocks}",
+        block="LOOKERS + FINISHERS + 32",
+        shared_memory=f"{slots} * STEPS * FINISHERS * 16 + {table}",
+        cooperative=True,
+        min_blocks=1,
+        workspace=f"N * groups * {blocks} * 8",
+        estimate=f"8e-6 + {rounds} * (2e-6 + 2 * TEAMS * {BYTES} / 3.8e12) + 2 * TEAMS * {BYTES} / 4e12",
+    )
+
+
+def _chip(
+    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any], **fields: Any
+) -> KernelSpec:  # fmt: skip
+    """A group in the shared memory of so many blocks."""
+    held = f"ceildiv({BYTES}, {blocks} * 16) * 16"
+    words = f" + (ceildiv({held}, TURN * 16 * THREADS) * THREADS * 4 if bits(T) == 16 else 0)"
+    masks = words if flags["DROPOUT"] == "1" else ""
+    return KernelSpec(
+        name=name,
+        template="group_forward_chip.cu.j2",
+        summary=summary,
+        targets="sm_90+",
+        requires=(WHOLE, FEW, "C // groups * S < 2147483648 and C < 2147483648"),
+        params={"WHOLE": (1, 0), **params, "TURN": (4, 2), "THREADS": (256, 512, 1024)},
+        valid=("WHOLE == 0 or S * bits(T) % 128 == 0", "(TURN == 2) == (THREADS == 1024)", SPREADS.format(BYTES)),
+        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "BLOCKS": blocks},
+        grid=f"N * groups * {blocks}",
+        block="THREADS",
+        shared_memory=f"{held} + C // groups * 16{masks}",
+        estimate=_waves("N * groups", held, "3e12"),
+        **fields,
+    )
+
+
+def _last(
+    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any], grid: bool = False,
+    **fields: Any,
+) -> KernelSpec:  # fmt: skip
+    """A slice of groups, channels last, in the shared memory of so many blocks."""
+    width = "C // groups * SLICE"
+    tiles = f"ceildiv(S, 8 * {blocks})"
+    held = f"{tiles} * {width} * bits(T)"
+    masks = f" + {tiles} * {width}" if flags["DROPOUT"] == "1" else ""
+    memory = f"{held} + THREADS * 1024 // bits(T){masks}"
+    rate = f"(2e12 if {width} * bits(T) >= 1024 else 1.7e12) + SLICE * 3e-7"
+    return KernelSpec(
+        name=name,
+        template="group_forward_last.cu.j2",
+        summary=summary,
+        targets=LARGE if grid else "sm_90+",
+        strides=("x", "y"),
+        requires=(LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW),
+        params={"SLICE": (1, 2, 4, 8, 16, 32), **params, "THREADS": (320,)},
+        valid=(
+            f"groups % SLICE == 0 and {width} * bits(T) % 128 == 0 and {width} * bits(T) <= THREADS * 128",
+            TEAMS.format("N * (groups // SLICE)", 1, memory) if grid else SPREADS.format(f"{BYTES} * SLICE"),
+        ),
+        constants={**flags, "PACKED": "1", "GRID": "1" if grid else "0", "BLOCKS": "1" if grid else blocks},
+        grid=f"TEAMS * {blocks}" if grid else f"N * (groups // SLICE) * {blocks}",
+        block="THREADS",
+        shared_memory=memory,
+        estimate=_rounds("N * groups // SLICE", f"{BYTES} * SLICE", rate)
+        if grid
+        else _waves("N * groups // SLICE", held, rate),
+        **{**fields, **({"workspace": fields["workspace"].format(blocks)} if grid else {})},
+    )
+
+
+def _tiles(
+    name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any], grid: bool = False,
+    **fields: Any,
+) -> KernelSpec:  # fmt: skip
+    """A slice of groups, channels last, in the registers of so many blocks."""
+    units = "N * (groups // SLICE)"
+    each = f"ceildiv(S // 8, {blocks})"
+    return KernelSpec(
+        name=name,
+        template="group_forward_tiles.cu.j2",
+        summary=summary,
+        targets=LARGE if grid else "sm_90+",
+        strides=("x", "y"),
+        requires=(
+            "bits(T) == 16", LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW,
+            "aligned(scale, 16) and aligned(bias, 16)", "C < 2147483648 and S < 2147483648",
+        ),
+        params={
+            "SLICE": (1, 2, 4, 8, 16, 32), **params, "VEC": (8, 4), "TILES": (1, 2, 3), "THREADS": (640, 320, 512, 768),
+        },
+        valid=(
+            f"groups % SLICE == 0 and {WIDTH} % VEC == 0 and {WIDTH} <= THREADS * VEC",
+            f"TILES == ceildiv({each}, {ROWS})",
+            "TILES * VEC * THREADS <= 12288",
+            f"{units} <= multiprocessors" if grid else SPREADS.format(f"{BYTES} * SLICE"),
+        ),
+        constants={**flags, "PACKED": "1", "GRID": "1" if grid else "0", "BLOCKS": "1" if grid else blocks},
+        grid=f"{units} * {blocks}",
+        block="THREADS",
+        shared_memory=f"0 if SLICE == 1 else {ROWS} * {WIDTH} * 8 + max(THREADS, {WIDTH}) * 8 + {WIDTH} * 8",
+        min_blocks=1,
+        estimate="5e-6 + 2 * N * C * S * bits(T) / 8 / 2.5e12",
+        **{**fields, **({"workspace": f"N * groups * {blocks} * 8"} if grid else {})},
+    )  # fmt: skip
+
+
+def _waves(units: str, held: str, rate: str) -> str:
+    """Seconds of clusters that hold so many bytes in each block: larger clusters of blocks do not reach every
+    multiprocessor, and two blocks of one overlap better than one."""
+    reached = "(multiprocessors if SPREAD <= 2 else multiprocessors * 10 // 11)"
+    work = f"ceildiv({units} * SPREAD, {reached}) * {held} * (1.1 if {held} > 114000 else 1)"
+    few = f"(1 if (THREADS > 256) == ({held} > 114000) else 1.03)"
+    return f"4e-6 + SPREAD * 2e-7 + 2 * {work} * {few} * multiprocessors / {rate}"
+
+
+def _rounds(units: str, held: str, rate: str) -> str:
+    """Seconds of teams that hold so many bytes each, all of them together at a time."""
+    return f"8e-6 + ceildiv({units}, TEAMS) * (3e-6 + 2 * TEAMS * {held} / {rate})"
