@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +98,11 @@ def writable(path: Path) -> None:
         pass
     if not there:
         path.unlink()
+
+
+def foreign_code() -> redirect_stdout[Any]:
+    """While a model's own code runs: what it prints is none of our output."""
+    return redirect_stdout(sys.stderr)
 
 
 def near(source: str) -> str:

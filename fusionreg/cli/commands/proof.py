@@ -12,7 +12,7 @@ import typer
 
 from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Cases, Device, Policy, declared
 from fusionreg.cli.main import FAILED, USAGE, app
-from fusionreg.cli.output import console, number, print_json, progress, table, writable
+from fusionreg.cli.output import console, foreign_code, number, print_json, progress, table, writable
 
 if TYPE_CHECKING:
     from fusionreg.api import Registry
@@ -114,7 +114,7 @@ def _checked_models(
     for target in models:
         from fusionreg.checking import check_model
 
-        with progress(f"running {Path(target).name}", quiet=quiet):
+        with progress(f"running {Path(target).name}", quiet=quiet), foreign_code():
             checked = check_model(
                 registry,
                 target,

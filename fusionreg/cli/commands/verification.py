@@ -10,7 +10,7 @@ import typer
 from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Device, Policy, declared
 from fusionreg.cli.commands.models import tell_nothing
 from fusionreg.cli.main import FAILED, NOTHING, app
-from fusionreg.cli.output import JSON_HELP, near, number, print_json, progress, table
+from fusionreg.cli.output import JSON_HELP, foreign_code, near, number, print_json, progress, table
 
 if TYPE_CHECKING:
     from fusionreg.verifying import Verification
@@ -45,7 +45,7 @@ def verify(
     registry = load_registry(device=device.value)
     opened = open_model(model, ops=registry.catalog.ops, declared=types)
     plan = registry.plan(opened.graph, policy=policy.value)
-    with progress(f"verifying {Path(model).name}", quiet=json) as tell:
+    with progress(f"verifying {Path(model).name}", quiet=json) as tell, foreign_code():
         found = verify_opened(
             registry, opened, plan, name=model, runs=runs, seed=seed, data=data or (), device=device.value,
             progress=tell,

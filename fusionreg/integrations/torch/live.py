@@ -42,16 +42,23 @@ def open_target(target: str, *, ops: Vocabulary, declared: Sequence[Declared] = 
     Raises: :class:`ModelError` for everything that is wrong with the target, the module that it makes, or its inputs.
     """
     with _current_folder(), redirect_stdout(sys.stderr):
-        model, args, kwargs = resolve(target)
-        if isinstance(model, torch.export.ExportedProgram):
-            if declared:
-                raise _error(target, "an exported program, whose inputs are declared", "no --input")
-            return open_object(model, ops=ops)
+        try:
+            return _opened(target, declared, ops)
+        except SystemExit as e:
+            raise _error(target, f"tracing it raised {_told(e)}", "code that runs") from e
+
+
+def _opened(target: str, declared: Sequence[Declared], ops: Vocabulary) -> Opened:
+    model, args, kwargs = resolve(target)
+    if isinstance(model, torch.export.ExportedProgram):
         if declared:
-            return open_object(model, ((), _declared(target, model, declared)), ops=ops, drawn=True)
-        if not args and not kwargs:
-            raise _error(target, "a module without example inputs", "the arguments of one call", _GIVEN)
-        return open_object(model, (args, kwargs), ops=ops)
+            raise _error(target, "an exported program, whose inputs are declared", "no --input")
+        return open_object(model, ops=ops)
+    if declared:
+        return open_object(model, ((), _declared(target, model, declared)), ops=ops, drawn=True)
+    if not args and not kwargs:
+        raise _error(target, "a module without example inputs", "the arguments of one call", _GIVEN)
+    return open_object(model, (args, kwargs), ops=ops)
 
 
 def resolve(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -56,6 +56,9 @@ class Inner:
     def raises(self): raise ValueError("no such thing")
 inner = Inner()
 
+class Leaves(nn.Module):
+    def forward(self, x): sys.exit(3)
+def leaves(): return Leaves(), (torch.ones(2),)
 def exits(): sys.exit(0)
 def raises():
     raise RuntimeError("first line\\nsecond line")
@@ -148,6 +151,7 @@ def test_another_seed_draws_what_only_the_author_knows_not():
         (f"{NAME}:inner.raises", f"it raised ValueError: no such thing at {line('def raises(self)')}"),
         (f"{NAME}:value", "a int, which cannot be called"),
         (f"{NAME}:exits", f"it raised SystemExit: 0 at {line('def exits')}"),
+        (f"{NAME}:leaves", f"tracing it raised SystemExit: 3 at {line('def forward(self, x): sys')}"),
         (f"{NAME}:raises", f"it raised RuntimeError: first line at {line('raise RuntimeError')}"),
         (f"{NAME}:needs", "it takes arguments (missing a required argument: 'width')"),
         (f"{NAME}:number", "it returned a int — a module, or (module, example inputs)"),
