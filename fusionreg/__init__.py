@@ -28,6 +28,9 @@ _HOMES = {
     "FusionregError": "fusionreg.core.errors",
 }
 
+#: Modules found as attributes, too.
+_MODULES = ("torch",)
+
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
@@ -42,8 +45,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name == "torch":
-        return import_module("fusionreg.torch")
+    if name in _MODULES:
+        return import_module(f"fusionreg.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'fusionreg' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
