@@ -48,7 +48,8 @@ def load_registry(
     Args:
         strict: raise for the first plugin that fails, instead of keeping it as a row in ``failures``.
         device: where calls run: ``auto`` (by the arrays), ``sim`` or ``cuda``.
-        frozen: use the parameters that kernels ship with, never those that ``fusionreg tune`` found on this machine.
+        frozen: use the parameters and times that kernels ship with, never those that ``fusionreg tune`` and ``bench``
+            found on this machine: plans are then equal on every machine of an architecture.
         options: further arguments of ``core.registry.catalog.load``: ``allow``, ``deny``, ``extra_plugins``.
 
     Returns: a new, independent :class:`Registry`; nothing is kept in the module.
@@ -115,8 +116,10 @@ class Registry(Mapping[str, FusionEntry]):
     @cached_property
     def _gains(self) -> MeasuredGains:
         from fusionreg.core.bench.gains import MeasuredGains
+        from fusionreg.core.cache import Cache
 
-        return MeasuredGains(self.catalog, self.runtime.kernel, self.runtime.target)
+        cache = None if self.frozen else Cache()
+        return MeasuredGains(self.catalog, self.runtime.kernel, self.runtime.target, cache)
 
     @property
     def _maker(self) -> Maker:

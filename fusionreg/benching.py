@@ -56,7 +56,9 @@ def bench(
     catalog, device = _device(names, peers)
     tuned = ShippedParameters() if frozen else TunedParameters()
     wanted = subjects(catalog, device.target, names, only, tuned, device.multiprocessors)
-    return measure(wanted, device, out, again=again, time_limit=time_limit, progress=progress, count=count)
+    outcome = measure(wanted, device, out, again=again, time_limit=time_limit, progress=progress, count=count)
+    gains.keep(outcome.results, catalog, core_outdated(outcome.results, catalog, tuned), Cache())
+    return outcome
 
 
 def tune(

@@ -2,19 +2,21 @@
 written by ``fusionreg bench --ship``, read by the planner. Floor 7.
 
 A row holds the medians of one workload: our kernel's and the competitors'. It counts for problems like its own, and as
-long as the kernel is the one that was measured.
+long as the kernel is the one that was measured. What was measured on this machine is kept in its cache and comes first.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from math import inf, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
+from ..cache import Cache, cache_key
 from ..errors import FusionregError, ModelError
 from ..frozen import FrozenDict
 from ..planner.costs import Gain
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from ..registry.entries import FusionEntry, KernelEntry
 
 FOLDER = "measured"
+#: Kind of cache entries, and the version of what they mean.
+KIND, VERSION = "measured", "1"
 #: A measurement tells of problems of up to so many times its bytes, and of no less than their inverse share.
 NEAR = 4.0
 #: Facts of a run that rows keep.
@@ -90,6 +94,38 @@ def ship(results: Results, catalog: Catalog, outdated: Collection[tuple[str, str
     to.
     """
     files: dict[Path, list[GainRow]] = {}
+    for kernel, target, row in _rows(results, catalog, outdated):
+        files.setdefault(path_of(kernel.root, target), []).append(row)
+    for path, rows in files.items():
+        _write(path, rows, catalog)
+    return tuple(files)
+
+
+def keep(results: Results, catalog: Catalog, outdated: Collection[tuple[str, str]], cache: Cache) -> None:
+    """The same into the cache of this machine."""
+    found: dict[str, list[GainRow]] = {}
+    for _, target, row in _rows(results, catalog, outdated):
+        found.setdefault(target, []).append(row)
+    for target, rows in found.items():
+        made = _merged(target, _kept(cache, target), rows, catalog)
+        cache.put(KIND, _key(target), made.model_dump_json().encode())
+
+
+def _kept(cache: Cache, target: str) -> tuple[GainRow, ...]:
+    data = cache.get(KIND, _key(target))
+    try:
+        return () if data is None else Gains.model_validate_json(data).rows
+    except ValidationError:  # of another version
+        return ()
+
+
+def _key(target: str) -> str:
+    return cache_key({"version": VERSION, "target": target})
+
+
+def _rows(
+    results: Results, catalog: Catalog, outdated: Collection[tuple[str, str]]
+) -> Iterator[tuple[KernelEntry, str, GainRow]]:
     for result in results.rows:
         entry = catalog.get(result.fusion)
         if result.key in outdated or entry is None or result.ours_ms is None or result.status != "measured":
@@ -106,26 +142,27 @@ def ship(results: Results, catalog: Catalog, outdated: Collection[tuple[str, str
         except FusionregError:
             continue
         facts = {**run.environment, "date": run.date}
-        row = GainRow(
+        yield kernel, target, GainRow(
             fusion=result.fusion, workload=result.workload, kernel=kernel.name, digest=kernel_digest(kernel),
             dtypes=problem.dtypes, choices=problem.choices, bytes=result.read + result.written, ms=result.ours_ms,
             peers=FrozenDict(peers), facts=FrozenDict({k: facts[k] for k in FACTS if k in facts}),
         )  # fmt: skip
-        files.setdefault(path_of(kernel.root, target), []).append(row)
-    for path, rows in files.items():
-        _write(path, rows, catalog)
-    return tuple(files)
 
 
 def _write(path: Path, rows: Iterable[GainRow], catalog: Catalog) -> None:
     before = read(path)
-    kept = [r for r in (before.rows if before else ()) if _holds(r, catalog.get(r.fusion), kernel_digest)]
-    every = {(r.fusion, r.workload): r for r in (*kept, *rows)}
-    made = Gains(target=path.stem, rows=tuple(every[key] for key in sorted(every)))
+    made = _merged(path.stem, before.rows if before is not None else (), rows, catalog)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(json.dumps(made.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def _merged(target: str, before: Iterable[GainRow], rows: Iterable[GainRow], catalog: Catalog) -> Gains:
+    """Rows in place of those of the same workloads; of the others those whose kernels have not changed."""
+    kept = [r for r in before if _holds(r, catalog.get(r.fusion), kernel_digest)]
+    every = {(r.fusion, r.workload): r for r in (*kept, *rows)}
+    return Gains(target=target, rows=tuple(every[key] for key in sorted(every)))
 
 
 def _holds(row: GainRow, entry: FusionEntry | None, digest: Callable[[KernelEntry], str]) -> bool:
@@ -145,10 +182,13 @@ class MeasuredGains:
         catalog: the loaded fusions.
         kernel: match → name of the kernel that dispatch would pick, "" for none.
         target: the architecture that times are of.
+        cache: of this machine; None for what plugins ship alone.
     """
 
-    def __init__(self, catalog: Catalog, kernel: Callable[[Match], str], target: str) -> None:
-        self._catalog, self._kernel, self._target = catalog, kernel, target
+    def __init__(
+        self, catalog: Catalog, kernel: Callable[[Match], str], target: str, cache: Cache | None = None
+    ) -> None:
+        self._catalog, self._kernel, self._target, self._cache = catalog, kernel, target, cache
         self._files: dict[Path, tuple[GainRow, ...]] = {}
         self._rows: dict[str, tuple[GainRow, ...]] = {}
 
@@ -181,16 +221,25 @@ class MeasuredGains:
         return self._rows[fusion]
 
     def _holding(self, entry: FusionEntry) -> Iterator[GainRow]:
-        for root in dict.fromkeys(k.root for k in entry.kernels):
-            path = path_of(root, self._target)
-            if path not in self._files:
-                try:
-                    found = read(path)
-                except ModelError:  # a damaged file costs an estimate alone; doctor tells
-                    found = None
-                self._files[path] = found.rows if found is not None else ()
-            mine = (r for r in self._files[path] if r.fusion == entry.spec.name)
-            yield from (r for r in mine if _holds(r, entry, kernel_digest))
+        found: dict[str, GainRow] = {}
+        shipped = [self._shipped(path_of(root, self._target)) for root in dict.fromkeys(k.root for k in entry.kernels)]
+        for rows in (*shipped, self._local):
+            mine = (r for r in rows if r.fusion == entry.spec.name)
+            found |= {r.workload: r for r in mine if _holds(r, entry, kernel_digest)}
+        yield from found.values()
+
+    @cached_property
+    def _local(self) -> tuple[GainRow, ...]:
+        return _kept(self._cache, self._target) if self._cache is not None else ()
+
+    def _shipped(self, path: Path) -> tuple[GainRow, ...]:
+        if path not in self._files:
+            try:
+                known = read(path)
+            except ModelError:  # a damaged file costs an estimate alone; doctor tells
+                known = None
+            self._files[path] = known.rows if known is not None else ()
+        return self._files[path]
 
 
 def stale(catalog: Catalog) -> tuple[int, list[str]]:

@@ -10,9 +10,10 @@ from tuning_kit import FACTS, ROW, TEMPLATE, made, subject_of
 
 from fusionreg.core import doctor
 from fusionreg.core.bench.floors import Ceilings
-from fusionreg.core.bench.gains import MeasuredGains, path_of, read, ship, stale
+from fusionreg.core.bench.gains import MeasuredGains, keep, path_of, read, ship, stale
 from fusionreg.core.bench.results import Column, Result, Results, Run
 from fusionreg.core.bench.statistics import spread
+from fusionreg.core.cache import Cache
 from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.matcher.match import Match
@@ -110,6 +111,16 @@ def test_only_what_was_measured_on_the_kernel_there_is(tmp_path):
     good, wrong = stale(edited)
     assert good == 0 and "acme.add_relu/plain on w for sm_90a: another kernel" in wrong[0]
     assert doctor.shipped_times(edited).status == "absent"
+
+
+def test_what_was_measured_here_comes_first(tmp_path):
+    catalog, cache = made(tmp_path / "plugin"), Cache(tmp_path / "cache")
+    ship(results(catalog, *COLUMNS), catalog, ())
+    keep(results(catalog, column("plain", 3.0, ours=True), column("eager", 4.0)), catalog, (), cache)
+    assert asked(catalog).ratio == 0.25
+    keep(results(catalog, column("plain", 5.0, ours=True), COLUMNS[1], workload="gone"), catalog, (), cache)
+    here = MeasuredGains(catalog, lambda m: "plain", "sm_90a", cache)
+    assert here(site(), EAGER, SIZE).ratio == 0.75 and here(site(), INDUCTOR, SIZE) is None
 
 
 def test_files_that_are_something_else(tmp_path):
