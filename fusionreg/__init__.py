@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from fusionreg.core.errors import FusionregError
     from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance, Workload
     from fusionreg.hookspecs import hookimpl
-    from fusionreg.verifying import Verification, verify
     from fusionreg.integrations.torch.graphs import GraphPool, capture
+    from fusionreg.verifying import Verification, verify
 
 
 def __getattr__(name: str) -> Any:
