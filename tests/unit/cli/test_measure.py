@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import sys
 
+import plugin_kit
 import pytest
 import torch
 
 from fusionreg import benching
-from fusionreg.core.bench import Ceilings, Outcome, Spread
+from fusionreg.core.bench import Ceilings, Outcome, Spread, subjects
 from fusionreg.core.bench.results import Column, Result, Results, Run
 from fusionreg.core.bench.tuning import Tried, Tuned
 from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.registry.catalog import load
+
+from .conftest import SPEC
 
 
 def made(status: str = "measured") -> Results:
@@ -108,3 +112,27 @@ def test_tune(cli, monkeypatch) -> None:
 def test_tune_without_a_gpu(cli) -> None:
     ran = cli("tune", "gemm.bias")
     assert ran.code == 1 and "finds no CUDA device" in ran.err
+
+
+def test_times_are_shipped_from_a_file_of_results(cli, site, monkeypatch, tmp_path) -> None:
+    """Without a GPU; what was measured on another kernel than is installed is not."""
+    workload = 'workloads=[Workload(name="small", axes={"M": 4, "N": 8}, dtypes={"T": "float32"})], kernels=['
+    spec = SPEC.replace("kernels=[", workload).replace("import ", "import Workload, ", 1)
+    site.plugin("acme", spec, {"k.cu.j2": plugin_kit.ADD_RELU})
+    monkeypatch.setenv("FUSIONREG_LOAD_PLUGINS", "acme")
+    facts = FrozenDict(target="sm_90a", gpu="GPU 9")
+    catalog = load()
+    (subject,) = subjects(catalog, "sm_90a", ["acme.add_relu"])
+    found = made()
+    run = found.runs[0].model_copy(update={"environment": facts})
+    row = found.rows[0].model_copy(update={"digest": subject.digest(facts), "read": 160, "written": 128})
+    path = tmp_path / "results.json"
+    found.model_copy(update={"runs": (run,), "rows": (row,)}).write(path)
+    ran = cli("bench", "--results", path, "--ship")
+    shipped = site.folder / "fusionreg_acme" / "measured" / "sm_90a.json"
+    assert ran.code == 0 and f"shipped: {shipped}" in ran.out.replace("\n", "")
+    (times,) = json.loads(shipped.read_text())["rows"]
+    assert (times["kernel"], times["bytes"], times["ms"], times["peers"]) == ("plain", 288, 2.0, {"eager": 2.0})
+    shipped.unlink()
+    site.write({"fusionreg_acme/k.cu.j2": plugin_kit.ADD_RELU.replace("fr::relu(", "0.0f + fr::relu(")})
+    assert "shipped: " not in cli("bench", "--results", path, "--ship").out and not shipped.exists()
