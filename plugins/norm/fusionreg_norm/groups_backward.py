@@ -33,8 +33,8 @@ CACHED = "180000000"
 BYTES = "3 * N * C * S * bits(T) / 8"
 
 
-#: Those of half precision matter where all gradients of a group are equal: where nothing is dropped. In float32 a channel
-#: whose scale is next to nothing has a gradient that consists of the group's sums alone, and shows their rounding.
+#: Those of half precision matter where all gradients of a group are equal: where nothing is dropped. In float32 a
+#: channel whose scale is next to nothing has a gradient of the group's sums alone, and shows their rounding.
 TOLERANCES = (
     GROUP_TOLERANCE.model_copy(update={"inputs": 4.0}),
     *(
@@ -138,7 +138,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
                 f"FULL == (1 if K * ITEMS * 32768 == {SIZE} else 0)",
                 "K <= multiprocessors * 2",
             ),
-            constants={**constants, "CLUSTER": "0", "EVERY": "0"},
+            constants={**constants, "CLUSTER": "0"},
             grid=f"{teams} * K",
             block="THREADS",
             cooperative=True,
@@ -160,7 +160,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
                 f"(K - 1) * ITEMS * 32768 < {SIZE} and {SIZE} <= K * ITEMS * 32768",
                 f"FULL == (1 if K * ITEMS * 32768 == {SIZE} else 0)",
             ),
-            constants={**constants, "CLUSTER": "1", "EVERY": "0"},
+            constants={**constants, "CLUSTER": "1"},
             grid=f"{clusters} * K",
             block="THREADS",
             cluster="K",
