@@ -89,6 +89,10 @@ class Gain:
     source: str = ""
 
 
+#: Operators that read no more of their first input than they give: a table counts by the rows that are looked up.
+SELECTING = frozenset({"CenterCropPad", "Compress", "Gather", "GatherElements", "GatherND", "Slice", "Split"})
+
+
 @dataclass(frozen=True)
 class CostModel:
     """Costs of nodes and matches on one device.
@@ -131,10 +135,18 @@ class CostModel:
         if node.op in self.free:
             return Cost()
         launches = self.executor.passes.get(node.op, 1)
-        moved = launches * self._bytes(graph, {*node.inputs, *node.outputs})
+        read = sum(self.read(graph, node, i) for i in {*node.inputs} if i)
+        moved = launches * (read + self._bytes(graph, {*node.outputs}))
         flops = self.flops(graph, node)
         seconds = self.seconds(moved, self.busy(graph, node, flops)) + (launches - 1) * self.device.launch
         return Cost(moved, flops, launches, seconds)
+
+    def read(self, graph: Graph, node: Node, name: str) -> int:
+        """Bytes that a node reads of an input."""
+        size = self.size(graph.values[name])
+        if node.op in SELECTING and name == node.inputs[0]:
+            return min(size, self._bytes(graph, {*node.outputs}))
+        return size
 
     def unfused(self, graph: Graph, nodes: Iterable[str]) -> Cost:
         """The nodes as the executor runs them."""
@@ -159,6 +171,8 @@ class CostModel:
         out = self.elements(graph.values[node.outputs[0]]) if node.outputs and node.outputs[0] else 0
         if node.op in PRODUCTS and len(node.inputs) > 1:
             return 2 * out * self._depth(graph, node)
+        if node.op in SELECTING:
+            return out
         return max([out, *(self.elements(graph.values[i]) for i in node.inputs if i)], default=0)
 
     def _depth(self, graph: Graph, node: Node) -> int:

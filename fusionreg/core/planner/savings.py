@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..ir import Graph
 from ..matcher.match import Match
-from .costs import Cost, CostModel
+from .costs import SELECTING, Cost, CostModel
 from .executor import PRODUCTS
 from .grouping import Grouping, group, pieces
 
@@ -85,8 +85,25 @@ class GraphCosts:
         return Cost(moved, sum([f for f, _ in flops]), 1, seconds)
 
     def moved(self, match: Match) -> int:
-        """Bytes of all inputs and outputs."""
-        return sum([self._size(name) for name in {*match.inputs.values(), *match.outputs.values()}])
+        """Bytes of all inputs and outputs; of a table, those that are looked up."""
+        named = self.graph.node_by_name
+        selected = self._selected(match.nodes) if any(named[n].op in SELECTING for n in match.nodes) else {}
+        names = {*match.inputs.values(), *match.outputs.values()}
+        return sum([selected.get(name, self._size(name)) for name in names])
+
+    def _selected(self, nodes: Iterable[str]) -> dict[str, int]:
+        """Bytes that are read of values that nodes only select from."""
+        found: dict[str, int] = {}
+        whole: set[str] = set()
+        for n in nodes:
+            node = self.graph.node_by_name[n]
+            selecting = node.op in SELECTING
+            for k, i in enumerate(node.inputs):
+                if selecting and k == 0:
+                    found[i] = found.get(i, 0) + self.model.read(self.graph, node, i)
+                else:
+                    whole.add(i)
+        return {i: min(size, self._size(i)) for i, size in found.items() if i not in whole}
 
     def saved(self, match: Match, without: Collection[str] = ()) -> Saving:
         """What fusing saves, where the nodes ``without`` are fused into something else already."""
@@ -146,7 +163,8 @@ class GraphCosts:
             for i in filter(None, n.inputs):
                 source = sources.get(i, i)
                 if source not in made:
-                    read[source] = max(read.get(source, 0), min(self._size(i), self._size(source)))
+                    size = model.read(graph, n, i) if n.op in SELECTING else self._size(i)
+                    read[source] = max(read.get(source, 0), min(size, self._size(source)))
         written = sum([self._size(o) for n in nodes for o in n.outputs if o and self._visible(o, inside)])
         moved = sum(read.values()) * (2 if self._again(members) else 1) + written
         launches = 1

@@ -168,6 +168,22 @@ def test_views_are_read_through():
     )
 
 
+def test_of_a_table_counts_what_is_looked_up():
+    net = Net()
+    table, ids = net.weight((50_000, 64)), net.input("ids", "int64", (8,))
+    graph = net.build([net.op("Relu", net.op("Gather", table, ids))])
+    rows, words = 4 * 8 * 64, 8 * 8
+    names = [n.name for n in graph.nodes]
+    cost = model()
+    assert cost.node(graph, graph.nodes[0]) == Cost(2 * rows + words, 8 * 64, 1, (2 * rows + words) / 1e6 + 1e-3)
+    assert model(INDUCTOR).unfused(graph, names).bytes == 2 * rows + words
+    look_up = fusion(
+        "table.relu", "y = Relu(Gather(t, ids))", {"t": "T[V N]", "ids": "int64[M]"}, {"y": "T[M N]"}
+    )
+    (m,) = matches_of(graph, look_up)
+    assert cost.fused(graph, m).bytes == 2 * rows + words
+
+
 def test_point_wise_fusions_are_off_beside_inductor_unless_aggressive():
     kind = {"x": "T[... N]"}, {"y": "T[... N]"}
     act = fusion("act.exp_neg", "y = Exp(Neg(x))", *kind)
