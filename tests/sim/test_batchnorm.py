@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fusionreg.core.conformance import run
+from fusionreg.core.conformance import run, run_mutants
+from fusionreg.core.conformance.mutants import edit
 from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
@@ -65,6 +66,20 @@ def kernel_of(runtime, name):
 def test_conforms(fusion, sim_cache):
     report = run(CATALOG, [fusion], device="sim", cases="quick", cache=sim_cache)
     assert report.ok, "\n".join(map(str, report.failures))
+
+
+@pytest.mark.parametrize("fusion", ["batchnorm_relu", "batchnorm_add_relu_backward"])
+def test_what_stands_behind_an_output_gets_its_own_elements(fusion, sim_cache):
+    coordinates = "image, c, place + at + u * 32 * VEC"
+    wrong = [
+        edit("first_channel", coordinates, coordinates.replace(" c,", " 0,")),
+        edit("first_chunk", coordinates, coordinates.replace("place + at", "at")),
+        edit("another_element", f"start + at + u * 32 * VEC, {coordinates}", f"start + at, {coordinates}"),
+    ]
+    name = f"norm.{fusion}.gated"
+    verdicts = run_mutants(CATALOG, [name], kernels=["planes"], device="sim", extra=wrong, cache=sim_cache)
+    assert {m.name for m in wrong} <= {v.mutant for v in verdicts if v.applies}
+    assert not [str(v) for v in verdicts if v.survived]
 
 
 @LAYOUTS

@@ -100,7 +100,7 @@ def render(
     list_arguments = regions.arguments if whole else prelude.arguments
     found = list_arguments(entry, kernel, problem, launch.workspace > 0)
     values = prelude.variables(entry, kernel, problem, params, constants)
-    region: dict[str, Any] = {}
+    region: dict[str, Any] = {"slotted": lambda tensor: str(tensor) in entry.slots}
     if whole:
         region["region"] = regions.region(entry, problem, whom)
     elif spec.regions:
@@ -164,11 +164,14 @@ def _unit(
         included.add(path)
         return Code(jinja.expand(template, scope, hints, whom))
 
-    scope: dict[str, Any] = {**values, **region, "entry": Code(name), "signature": signature, "include": include}
+    none = slots.Slots(Code(""), FrozenDict())
+    blank = {"slots": none.code, "slot": none.make}  # of a template that other kernels with slots use too
+    scope: dict[str, Any] = {**blank, **values, **region}
+    scope |= {"entry": Code(name), "signature": signature, "include": include}
     head = [f"// {entry.spec.name} {entry.spec.version}, kernel {spec.name}, for {problem.target}"]
     head += [f"#include <{h}>" for h in prelude.headers(problem)]
     library = include(LIBRARY)
-    if "slots" in scope:
+    if "slots" in region:
         scope["slots"] = Code(include(slots.LIBRARY) + scope["slots"])
     middle = prelude.definitions(entry, problem, values, whom)
     body = jinja.expand(spec.template, scope, hints, whom)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, Tolerance
+from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, Region, Tolerance
 
 from .batch_workloads import workloads
 from .rows import EPSILON
@@ -122,6 +122,7 @@ def _kernels(
             planes,
             {"LAST": "0", "RING": "0"},
             summary="row-major: a warp to so many places of a channel of an image",
+            regions=("y" if forward else "dx",),
             requires=("N * C * S > 0",),
             params={"VEC": (8, 4, 1), "CHUNK": (4096,), "UNROLL": (2 if forward else 4,)},
             valid=(_widest("S", tensors),),
@@ -171,6 +172,31 @@ def _fusion(words: str, **fields: Any) -> FusionSpec:
     )
 
 
+#: The kernels of row-major tensors have run all cases of these programs in the simulator alone.
+_PENDING = "no GPU has run all its cases"
+
+
+def _behind(written: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Region:
+    """What the slot of the output ``written`` is proven on: operands of every form, and a cast."""
+
+    def places(tensors: Mapping[str, str]) -> dict[str, str]:  # one axis of them, so that [C 1] is a channel's
+        return {name: text.replace(" ...", "") for name, text in tensors.items()}
+
+    return Region(
+        name="gated",
+        summary=f"gates of elements, of channels and of places, and a cast behind {written}",
+        pattern=f"...\ng = Sigmoid(gate)\nv0 = Mul({written}, g)\nv1 = Mul(v0, gain)\nv2 = Add(v1, shift)\n"
+        'z = Cast(v2, to="float32")',
+        slots=(written,),
+        inputs={**places(inputs), "gate": "T[N C S]", "gain": "T[C 1]", "shift": "T[S]"},
+        outputs={**places(outputs), "z": "float32[N C S]"},
+        dtypes={"T": ("bfloat16",), "P": ("float32",)},
+        extents={"N": 3, "C": 48, "S": 24},
+        cases=(Case(name="chunks", axes={"N": 2, "C": 3, "S": 4104}, summary="a channel for several warps"),),
+        pending=_PENDING,
+    )
+
+
 _STATISTICS = {"scale": CHANNEL, "bias": CHANNEL, "mean": CHANNEL, "var": CHANNEL}
 _NEW = {"running_mean": CHANNEL, "running_var": CHANNEL, "saved_mean": SAVED, "saved_inv_std_dev": SAVED}
 _STEP = (
@@ -185,6 +211,7 @@ BATCHNORM_RELU = _fusion(
     inputs={"x": MAP, **_STATISTICS},
     outputs={"y": MAP, **_NEW},
     layouts={"y": "x"},
+    regions=(_behind("y", {"x": MAP, **_STATISTICS}, {"y": MAP, **_NEW}),),
     kernels=_kernels("forward", ("x", "y"), 3, add=False),
 )
 
@@ -195,11 +222,13 @@ BATCHNORM_ADD_RELU = _fusion(
     inputs={"x": MAP, **_STATISTICS, "residual": MAP},
     outputs={"y": MAP, **_NEW},
     layouts={"y": "x"},
+    regions=(_behind("y", {"x": MAP, **_STATISTICS, "residual": MAP}, _NEW),),
     kernels=_kernels("forward", ("x", "residual", "y"), 4, add=True),
 )
 
 _GRADIENT = "dx, dscale, dbias = fusionreg.BatchNormalizationGrad({dz}, x, scale, mean, inv_std_dev)"
 _SAVED = {"mean": SAVED, "inv_std_dev": SAVED}
+_GRADIENTS = {"dscale": CHANNEL, "dbias": CHANNEL}
 
 BATCHNORM_RELU_BACKWARD = _fusion(
     "batchnorm_relu_backward",
@@ -209,6 +238,7 @@ BATCHNORM_RELU_BACKWARD = _fusion(
     inputs={"dy": MAP, "x": MAP, "scale": CHANNEL, "bias": CHANNEL, **_SAVED},
     layouts={"dx": "x"},
     outputs={"dx": MAP, "dscale": CHANNEL, "dbias": CHANNEL},
+    regions=(_behind("dx", {"dy": MAP, "x": MAP, "scale": CHANNEL, "bias": CHANNEL, **_SAVED}, _GRADIENTS),),
     kernels=_kernels("backward", ("dy", "x", "dx"), 5, add=False),
 )
 
@@ -219,6 +249,11 @@ BATCHNORM_ADD_RELU_BACKWARD = _fusion(
     inputs={"dy": MAP, "x": MAP, "y": MAP, "scale": CHANNEL, **_SAVED},
     layouts={"dx": "x", "dresidual": "x"},
     outputs={"dx": MAP, "dresidual": MAP, "dscale": CHANNEL, "dbias": CHANNEL},
+    regions=(
+        _behind(
+            "dx", {"dy": MAP, "x": MAP, "y": MAP, "scale": CHANNEL, **_SAVED}, {"dresidual": MAP, **_GRADIENTS}
+        ),
+    ),
     kernels=_kernels("backward", ("dy", "x", "y", "dx", "dresidual"), 7, add=True),
 )
 
