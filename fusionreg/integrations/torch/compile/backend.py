@@ -13,7 +13,7 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend
 
-from fusionreg.core.errors import FusionregError, ModelError
+from fusionreg.core.errors import ModelError
 
 from ..operators import Operators
 from .options import Options
@@ -87,10 +87,8 @@ def _inductor(
 
 
 def _fusing(options: Options) -> tuple[Registry, Operators]:
-    if options.registry is not None:
-        return options.registry, operators_of(options.registry)
-    registry = _installed(options.device)
-    return registry, operators_of(registry)
+    registry = options.registry if options.registry is not None else _installed(options.device)
+    return registry, Operators.of(registry)
 
 
 @cache
@@ -98,14 +96,6 @@ def _installed(device: str) -> Registry:
     from fusionreg.api import load_registry
 
     return load_registry(device="auto" if device == "cuda" else device)
-
-
-def operators_of(registry: Registry) -> Operators:
-    """The operators of a registry; one object each, made at first need."""
-    found = registry.__dict__.get("_torch_operators")
-    if found is None:
-        found = registry.__dict__["_torch_operators"] = Operators(registry)
-    return found
 
 
 def _tell(report: Report, options: Options) -> None:
@@ -125,4 +115,4 @@ def _tell(report: Report, options: Options) -> None:
         )
 
 
-__all__ = ["FusionWarning", "FusionregError", "backend", "operators_of"]
+__all__ = ["FusionWarning", "backend"]

@@ -83,19 +83,25 @@ class _Reader(GraphReader):
         return Ref(node.name) if node.name in self.values else node.meta.get("val")
 
     def call(self, node: torch.fx.Node, env: dict[torch.fx.Node, Any]) -> Any:
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims"):
+        target: Any = node.target
+        higher = isinstance(target, torch._ops.HigherOrderOperator)
+        if not higher and (not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims")):
             return super().call(node, env)
         where = source.from_trace(node.meta.get("stack_trace"), "")
-        if target._schema.is_mutable or any(r.alias_info is not None for r in target._schema.returns):
+        arguments = {str(i): self.argument(a, env) for i, a in enumerate(node.args)}
+        arguments |= {k: self.argument(v, env) for k, v in node.kwargs.items()}
+        if any(isinstance(a, torch.nn.Module) for a in arguments.values()) or (not higher and _impure(target._schema)):
             raise ModelError("cannot rewrite", self.name, f"{target} at {where}", "operators that only compute")
         key = f"{FOREIGN}{len(self.foreign)}"
         self.foreign[key] = target
-        arguments = {str(i): self.argument(a, env) for i, a in enumerate(node.args)}
-        arguments |= {k: self.argument(v, env) for k, v in node.kwargs.items()}
         names, several = self.results(node)
         self.calls.append(Call(key, FrozenDict(arguments), names, where))
         return tuple(Ref(n) for n in names) if several else (Ref(names[0]) if names else None)
+
+
+def _impure(schema: Any) -> bool:
+    """Whether an operator writes, or gives views."""
+    return bool(schema.is_mutable) or any(r.alias_info is not None for r in schema.returns)
 
 
 def _inputs_for_constants(module: torch.fx.GraphModule) -> dict[str, torch.Tensor]:

@@ -89,10 +89,10 @@ class Fuser:
             return None
         graph = weave(traced, lowered, plan.chosen, self.operators, self.sites)
         self.sites += len(lowered.seeds)
-        made = torch.fx.GraphModule(torch.nn.Module(), graph)
+        root = torch.nn.Module()
         for name, tensor in traced.constants.items():
-            made.register_buffer(name, tensor, persistent=False)
-        return made
+            root.register_buffer(name, tensor, persistent=False)
+        return torch.fx.GraphModule(root, graph)
 
     def _executor(self) -> str:
         return "inductor" if self.options.inner == "inductor" else "eager"

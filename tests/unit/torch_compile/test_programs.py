@@ -1,0 +1,295 @@
+"""What real programs do around the operators: modes, writes, other people's operators, shapes that vary."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fusionreg.core.errors import ArgumentError, UnknownNameError
+from fusionreg.integrations.torch.compile import FusionWarning
+
+from .conftest import fused, same
+
+LIBRARY = torch.library.Library("fusionreg_tests", "DEF")
+LIBRARY.define("twice(Tensor x) -> Tensor")
+LIBRARY.impl("twice", lambda x: x + x, "CompositeExplicitAutograd")
+LIBRARY._register_fake("twice", torch.empty_like)
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, (x.shape[-1],), torch.ones(x.shape[-1]) * 1.5, torch.ones(x.shape[-1]))
+
+
+def dropped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(F.dropout(F.gelu(x), 0.5, True), (16,), w, w)
+
+
+def test_a_dropout_draws_one_mask_for_both_directions(compiled: Any, reports: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(F.silu(F.group_norm(x, 2)), 0.5, True)
+
+    x = torch.randn(2, 4, 8, requires_grad=True)
+    step = compiled(f)
+    torch.manual_seed(3)
+    first = step(x)
+    kept = first != 0
+    assert fused(reports) == ["norm.groupnorm_swish_dropout"]
+    assert 0.2 < kept.float().mean() < 0.8
+    same(first, torch.where(kept, 2.0 * F.silu(F.group_norm(x, 2)), 0.0))
+    (mine,) = torch.autograd.grad((first * first.detach()).sum(), x)
+    expected = torch.where(kept, 2.0 * F.silu(F.group_norm(x, 2)), 0.0)
+    (other,) = torch.autograd.grad((expected * expected.detach()).sum(), x)
+    same(mine, other, 1e-4)
+    second = step(x)
+    assert not torch.equal(second != 0, kept), "another call, another mask"
+    torch.manual_seed(3)
+    assert torch.equal(step(x), first), "the seed of the program decides"
+
+
+def test_two_dropouts_of_one_graph_draw_two_masks(compiled: Any, reports: Any) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return dropped(x, w), dropped(x, w)
+
+    a, b = compiled(f, inner="inductor")(torch.randn(4, 16), torch.ones(16))
+    assert fused(reports) == ["norm.gelu_dropout_layernorm"] * 2
+    assert not torch.equal(a, b)
+
+
+def test_nothing_but_inputs_and_seed_is_saved_for_the_backward_pass(compiled: Any) -> None:
+    saved: list[torch.Tensor] = []
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        saved.append(t)
+        return t
+
+    x, w = torch.randn(4, 16, requires_grad=True), torch.ones(16, requires_grad=True)
+    step = compiled(dropped)
+    step(x, w)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        step(x, w)
+    storages = {t.untyped_storage().data_ptr() for t in saved}
+    floating = [t for t in saved if t.is_floating_point()]
+    own = {x.untyped_storage().data_ptr(), w.untyped_storage().data_ptr()}
+    assert {t.untyped_storage().data_ptr() for t in floating} <= own, "neither a mask nor a value from inside"
+    assert [tuple(t.shape) for t in saved if not t.is_floating_point()] == [(2,)], "seed and offset"
+    assert len(storages) <= 3
+
+
+def test_checkpointed_blocks_are_fused_inside_and_draw_their_mask_again(compiled: Any, reports: Any) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return checkpoint(dropped, x, w, use_reentrant=False)
+
+    x, w = torch.randn(4, 16, requires_grad=True), torch.ones(16, requires_grad=True)
+    torch.manual_seed(5)
+    got = compiled(f, strict=False)(x, w)  # what autograd makes of it saves and restores states: that stays as it is
+    assert "norm.gelu_dropout_layernorm" in fused(reports)
+    mine = torch.autograd.grad(got.sin().sum(), (x, w))
+    torch.manual_seed(5)
+    plain = compiled(dropped)(x, w)
+    same(got, plain)
+    for a, b in zip(mine, torch.autograd.grad(plain.sin().sum(), (x, w)), strict=True):
+        same(a, b)
+
+
+def test_gradients_end_where_the_program_ends_them(compiled: Any, reports: Any) -> None:
+    w = torch.ones(16)
+
+    def detached(x: torch.Tensor) -> torch.Tensor:
+        return x + F.layer_norm((x * 2).detach(), (16,), w, w)
+
+    def disabled(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = F.layer_norm(x * 2, (16,), w, w)
+        return x + y
+
+    for f in (detached, disabled):
+        x = torch.randn(3, 16, requires_grad=True)
+        got = compiled(f)(x)
+        same(got, f(x))
+        (gradient,) = torch.autograd.grad(got.sum(), x)
+        assert torch.equal(gradient, torch.ones_like(x)), f.__name__
+    assert fused(reports).count("norm.layernorm") + sum(n.startswith("norm.layernorm.r") for n in fused(reports)) == 2
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast(compiled: Any, reports: Any, inside: bool) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.SiLU())
+    reference = copy.deepcopy(model)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    x = torch.randn(4, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = reference(x)
+        got = compiled(f if inside else model)(x)
+    same(got, expected, 0.02)
+    got.float().square().sum().backward()
+    expected.float().square().sum().backward()
+    assert model[0].weight.grad.dtype == torch.float32
+    same(model[0].weight.grad, reference[0].weight.grad, 0.05)
+    assert any(n.startswith("norm.layernorm") for n in fused(reports))
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_writes_to_arguments_are_made(compiled: Any, reports: Any) -> None:
+    def f(x: torch.Tensor, count: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        return F.layer_norm(x * count, (16,), w, w)
+
+    x, w = torch.randn(3, 16), torch.ones(16)
+    mine, other = torch.zeros(1), torch.zeros(1)
+    step = compiled(f)
+    for _ in range(2):
+        same(step(x, mine, w), f(x, other, w))
+        assert torch.equal(mine, other)
+    assert fused(reports)
+
+
+def test_an_argument_that_is_written_and_returned_stays_one_tensor(compiled: Any, reports: Any) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.layer_norm(x, (16,), w, w)
+        return x.mul_(2.0), y
+
+    x, w = torch.randn(3, 16), torch.ones(16)
+    expected = f(x.clone(), w)
+    got = compiled(f, strict=False)(x, w)
+    same(got[0], expected[0])
+    same(got[1], expected[1])
+    assert got[0].data_ptr() == x.data_ptr()
+    assert any("memory is seen elsewhere" in text for r in reports for text in r.refused)
+
+
+def test_operators_of_other_libraries_stay(compiled: Any, reports: Any) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = torch.ops.fusionreg_tests.twice(F.layer_norm(x, (16,), w, w))
+        return F.layer_norm(h, (16,), w, w)
+
+    x, w = torch.randn(3, 16), torch.rand(16)
+    same(compiled(f)(x, w), f(x, w))
+    assert fused(reports) == ["norm.layernorm"] * 2
+    assert reports[0].opaque == ("fusionreg_tests.twice.default",)
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return g * 3 * x**2
+
+
+def test_autograd_functions_stand_between_segments(compiled: Any, reports: Any) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(Cube.apply(F.layer_norm(x, (16,), w, w)), (16,), w, w)
+
+    x, w = torch.randn(3, 16, requires_grad=True), torch.rand(16)
+    got, expected = compiled(f)(x, w), f(x, w)
+    same(got, expected)
+    (mine,), (other,) = torch.autograd.grad(got.sin().sum(), x), torch.autograd.grad(expected.sin().sum(), x)
+    same(mine, other, 1e-4)
+    assert fused(reports) == ["norm.layernorm"] * 2
+
+
+def test_numbers_that_leave_the_graph(compiled: Any) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
+        y = F.layer_norm(x, (16,), w, w)
+        return y * y.mean().item(), y.shape[0] * 2
+
+    x, w = torch.randn(3, 16), torch.rand(16)
+    got, expected = compiled(f, strict=False)(x, w), f(x, w)
+    same(got[0], expected[0])
+    assert got[1] == expected[1]
+
+
+def test_one_graph_serves_several_extents(compiled: Any, reports: Any) -> None:
+    w = torch.rand(16)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.group_norm(F.layer_norm(x, (16,), w, w).view(x.shape[0], 4, -1), 2))
+
+    step = compiled(f, dynamic=True)
+    for rows in (3, 5, 7, 2):
+        x = torch.randn(rows, 16)
+        same(step(x), f(x))
+    assert fused(reports) == ["norm.layernorm", "norm.groupnorm_swish"]
+    assert len([r for r in reports if r.stage == "captured"]) == 1, "compiled once"
+
+
+def test_a_dimension_that_is_one_at_first(compiled: Any) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x + y) * x
+
+    step = compiled(f, dynamic=None)
+    for shape in ((1, 8), (4, 8), (6, 8), (1, 8)):
+        x, y = torch.randn(4, 8), torch.randn(shape[0] if shape[0] in (1, 4) else 4, 8)
+        same(step(x, y), f(x, y))
+
+
+def test_tensors_on_the_cpu_are_left_alone_unless_it_is_a_test(compiled: Any, reports: Any) -> None:
+    with pytest.warns(FusionWarning, match="explain"):
+        same(compiled(norm, device="cuda", strict=False)(torch.ones(2, 8)), norm(torch.ones(2, 8)))
+    assert fused(reports) == []
+    assert "fused kernels run on a GPU" in reports[0].refused[0]
+
+
+def test_policy_off(compiled: Any, reports: Any) -> None:
+    compiled(norm, policy="off")(torch.ones(2, 8))
+    assert fused(reports) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"polcy": "off"}, UnknownNameError, "policy"),
+        ({"policy": "of"}, UnknownNameError, "off"),
+        ({"inner": "indctor"}, UnknownNameError, "inductor"),
+        ({"device": "tpu"}, ArgumentError, "cuda"),
+        ({"inner_options": 3}, ArgumentError, "mapping"),
+    ],
+)
+def test_wrong_options(options: Any, error: type[Exception], words: str) -> None:
+    from fusionreg.integrations.torch.compile import Options
+
+    with pytest.raises(error, match=words):
+        Options.parse(options)
+
+
+def test_the_backend_is_found_by_name() -> None:
+    assert "fusionreg" in torch._dynamo.list_backends(exclude_tags=None)
+
+
+def test_modes_are_as_they_were_after_a_failure(registry: Any) -> None:
+    from fusionreg.integrations.torch.compile.segments import rewrite_graph
+
+    seen: list[torch.fx.GraphModule] = []
+
+    def keep(gm: torch.fx.GraphModule, example: Any) -> Any:
+        seen.append(gm)
+        return gm.forward
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            y = x @ x
+        return y + x
+
+    torch._dynamo.reset()
+    torch.compile(f, backend=keep)(torch.ones(2, 2))
+
+    def fail(segment: Any, values: Any) -> Any:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        rewrite_graph(seen[0], fail)
+    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
