@@ -22,8 +22,8 @@ def kept(x: torch.Tensor, rng: torch.Tensor, p: float) -> torch.Tensor:
     if p == 0:
         return x
     meaning = default_vocabulary()["fusionreg::Dropout"].meaning
-    factors = meaning(numpy_backend(), np.ones(tuple(x.shape), np.float32), rng.numpy(), p=p)
-    return x * torch.from_numpy(np.asarray(factors)).to(x.dtype)
+    factors = meaning(numpy_backend(), np.ones(tuple(x.shape), np.float32), rng.cpu().numpy(), p=p)
+    return x * torch.from_numpy(np.asarray(factors)).to(x)
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Site:
     fixed: tuple[str, ...] = ()
     constant: int = 0
 
-    def tensors(self, grad: bool = False, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-        """Fresh inputs in the order of the spec; leaves."""
-        generator = torch.Generator().manual_seed(seed)
+    def tensors(self, grad: bool = False, device: str = "cpu") -> dict[str, torch.Tensor]:
+        """Fresh inputs in the order of the spec; leaves, always the same."""
+        generator = torch.Generator().manual_seed(0)
         made: dict[str, torch.Tensor] = {}
         for name, shape in self.shapes.items():
             if name == "rng":
-                made[name] = SEED.clone()
+                made[name] = SEED.to(device, copy=True)
                 continue
             x = torch.randn(shape, generator=generator)
-            x = (x.abs() + 0.5 if name in ("scale", "var") else x).to(dtype)
+            x = (x.abs() + 0.5 if name in ("scale", "var") else x).to(device)
             if self.last and len(shape) == 4:
                 x = x.to(memory_format=torch.channels_last)
             made[name] = x.requires_grad_(grad and name not in self.fixed)

@@ -117,6 +117,15 @@ def test_f23_a_symbolic_size_in_every_axis(operators):
     assert len(graphs) == 1
 
 
+def test_f23_a_symbolic_number_as_an_attribute(operators):
+    op = operators["norm.groupnorm_swish"]
+    f = compiled(lambda x, s: op(x, s, s, groups=x.shape[1] // 4) * 1, dynamic=True)
+    for channels in (8, 16, 24):
+        x, scale = torch.randn(2, channels, 6), torch.rand(channels)
+        right = torch.nn.functional.group_norm(x, channels // 4, scale, scale)
+        close(f(x, scale), torch.nn.functional.silu(right))
+
+
 def test_guards_say_no_more_than_the_shapes_must(operators):
     """Two symbols that a tensor text writes alike become one; nothing is specialised to a number."""
     env = ShapeEnv()

@@ -55,7 +55,7 @@ def kernel(op: Any, run: Run, entry: FusionEntry, gradients: Gradients | None, b
     total = gradients is not None and not entry.optional and all(n in gradients.results for n in entry.inputs)
     direct = partial(run, fusion)
 
-    def on(keyset: Any, *tensors: Any, **attributes: Any) -> Any:
+    def on(keyset: Any, /, *tensors: Any, **attributes: Any) -> Any:
         if forward_ad._current_level >= 0:
             _check_tangents(fusion, tensors)
         call = _below(op, keyset & after) if keyset.raw_repr() & foreign else direct

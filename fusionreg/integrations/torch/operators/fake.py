@@ -22,10 +22,11 @@ def fake(entry: FusionEntry) -> Callable[..., Any]:
     spec names; nothing else is asked of them. Where all are numbers, everything is checked as in a call.
     """
     names = tuple(entry.inputs)
+    here = {n for n, t in entry.inputs.items() if t.space == "device"}
 
     def run(*tensors: torch.Tensor | None, **attributes: Any) -> Any:
         given = {n: t for n, t in zip(names, tensors, strict=False) if t is not None}
-        like = next(iter(given.values()))
+        like = next((t for n, t in given.items() if n in here), next(iter(given.values())))
         found = [_empty(o, like) for o in _outlines(entry, given, attributes).values()]
         return found[0] if len(found) == 1 else tuple(found)
 
