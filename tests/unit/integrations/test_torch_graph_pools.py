@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
@@ -298,3 +299,22 @@ def test_behind_dynamo(device):
     model.train()
     run(torch.randn(4, 6)).sum().backward()
     assert "requires grad" in made[-1].reason and model[0].weight.grad is not None
+
+
+def test_a_pool_used_by_threads(device):
+    run, pool = shaped(device, lambda x: x * 2, limit=2)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for i in range(30):
+            rows = (seed + i) % 3 + 1
+            if not (run(torch.full((rows,), float(seed))) == 2 * seed).all():
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    report = pool.report
+    assert not wrong and len(pool) == 2 and report.captured - report.evicted == 2

@@ -44,18 +44,21 @@ class GraphPool:
 
     def find(self, key: Any) -> Captured | None:
         """The graph of a key, which is then the one used last."""
-        found = self._graphs.get(key)
-        if found is None:
-            return None
-        self._graphs.move_to_end(key)
-        return found[1]
+        with self.order.lock:
+            found = self._graphs.get(key)
+            if found is None:
+                return None
+            self._graphs.move_to_end(key)
+            return found[1]
 
     def capture(
         self, key: Any, function: Callable[..., Any], structure: Structure, leaves: Sequence[Any], device: Device,
         **options: Any,
     ) -> Captured:  # fmt: skip
-        """Captures a call under ``key``; see :class:`Captured` for the options."""
+        """Captures a call under ``key``, unless another thread just did; see :class:`Captured` for the options."""
         with self.order.lock:
+            if key in self._graphs:
+                return self._graphs[key][1]
             while len(self._graphs) >= self.limit:
                 device.synchronize()  # its last replay may still be under way
                 self._graphs.popitem(last=False)
