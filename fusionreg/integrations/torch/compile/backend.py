@@ -15,6 +15,7 @@ from torch._dynamo.backends.registry import lookup_backend
 
 from fusionreg.core.errors import ModelError
 
+from ..graphs.graphed import graphed
 from ..operators import Operators
 from .options import Options
 from .report import Report
@@ -53,8 +54,10 @@ def backend(
     report = Report.joined(fuser.reports, chosen.policy, time.perf_counter() - start)
     _tell(report, chosen)
     if chosen.inner == "eager":
-        return _eager(rewritten, example_inputs, chosen)
-    return _inductor(rewritten, example_inputs, chosen, mode)
+        made = _eager(rewritten, example_inputs, chosen)
+    else:
+        made = _inductor(rewritten, example_inputs, chosen, mode)
+    return graphed(made, example_inputs) if chosen.cuda_graph else made
 
 
 def _eager(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:

@@ -26,6 +26,8 @@ class Options:
         policy: which sites are fused; see ``docs/planning.md``.
         inner: who runs what is not fused: ``inductor``, or ``eager``: torch's own kernels one by one.
         inner_options: options of Inductor, as ``torch.compile`` would give it.
+        cuda_graph: capture what is called without gradients into CUDA graphs, one for each signature of its inputs, and
+            replay them; the callable's own ``report`` tells how many, and why not where not.
         explain: print, for each graph, what was fused, what was not and why.
         report: called with the :class:`Report` of each graph.
         registry: the fusions to use; by default those of all installed plugins.
@@ -36,6 +38,7 @@ class Options:
     policy: Policy = "balanced"
     inner: str = "inductor"
     inner_options: Mapping[str, Any] = EMPTY
+    cuda_graph: bool = False
     explain: bool = False
     report: Callable[[Report], None] | None = None
     registry: Registry | None = field(default=None, compare=False)
