@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fusionreg.checking import host
-from fusionreg.core.conformance.compare import POOL, Comparison, compare, pooled
+from fusionreg.core.conformance.compare import Comparison, compare, pooled
 from fusionreg.core.conformance.reference import DISPLACED, REPLICAS, in_order, where_overflowed
 from fusionreg.core.dtypes import DTYPES, dtype
 from fusionreg.core.errors import CompileError, FusionregError, LaunchError, MissingDependencyError, RenderError
@@ -30,8 +30,9 @@ Arrays = Mapping[str, Any]
 #: Multiply-adds of one product that are summed in order, one by one; longer products are summed in blocks.
 IN_ORDER = 1 << 26
 
-#: How far inputs are moved, relative to themselves, where a site has too few results to tell the chain's error by.
-MOVED = 1 / 64
+#: A site of fewer results says too little about the chain's error: its inputs are moved by up to so much of themselves,
+#: again and again, until there are as many, or so many numbers were read.
+SAMPLES, MOVED, READ = 512, 1 / 64, 1 << 22
 
 
 def empty(node: Node) -> SiteCheck:
@@ -92,8 +93,9 @@ class Observer:
         errors = {name: [_error(chain[name], exact[name])] for name in exact}
         here = {name: host(a) for name, a in given.items()}
         rng = np.random.default_rng(zlib.crc32(node.name.encode()))
-        smallest = min((e[0].size for e in errors.values() if e[0].size), default=POOL)
-        for _ in range(1, min(REPLICAS, math.ceil(POOL / smallest))):
+        smallest = min((e[0].size for e in errors.values() if e[0].size), default=SAMPLES)
+        most = max(REPLICAS, READ // max(1, sum(a.size for a in here.values())))
+        for _ in range(1, min(most, math.ceil(SAMPLES / smallest))):
             moved = self._like(given, {name: _moved(a, dict.fromkeys(DTYPES, MOVED), rng) for name, a in here.items()})
             again, rounded = self._run(node, moved, "exact"), self._run(node, moved, "step")
             for name in errors:
