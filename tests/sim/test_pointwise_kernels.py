@@ -156,6 +156,7 @@ def test_every_unrolling(run, params):
         ("number", (4, 9), ()),
         ("plane", (4, 3, 10), (3, 1)),
         ("plane", (4, 3, 7), (3, 1)),
+        ("plane", (2, 3, 301), (3, 1)),  # rows so long that few vectors reach beyond one
     ],
 )
 def test_broadcasts(run, kernel, name, x, a):

@@ -52,9 +52,9 @@ TURNS = KernelSpec(
     ),
     grid="ceildiv(ceildiv(turns, VEC * UNROLL) * (elements // max(turns, 1)), THREADS)",
     block="THREADS",
-    estimate="2.6e-6 + (traffic + 64 * elements * loose) * (0.1 / UNROLL + (0.88 if crossing else 1.0) + "
+    estimate="2.6e-6 + (traffic + 64 * elements * loose) * (0.1 / UNROLL + (0.85 if crossing else 1.0) + "
     "1.6 / (VEC * element_bytes)) / 4e12 * (align(turns, VEC * UNROLL) / max(turns, 1))",
-    pending="no GPU has run it yet",
+    pending="no GPU has run all its cases yet",
 )
 
 STRIDED = KernelSpec(
@@ -97,7 +97,7 @@ RAGGED = KernelSpec(
     strides="*",
     requires=("returned_bytes == 0",),
     params={"VEC": (16, 8, 4, 2), "WIDTH": (1, 2)},
-    valid=("VEC * element_bytes == 16",),
+    valid=("VEC * element_bytes == 16", "WIDTH == (2 if VEC <= 4 else 1)"),  # 256 threads at least, few registers
     constants={"LINES": "8 * VEC", "COLUMNS": "8 * VEC * WIDTH", "THREADS": "min(256, 64 * VEC * WIDTH)"},
     grid=(
         "ceildiv(columns + VEC - 1, COLUMNS - VEC)",
@@ -105,8 +105,11 @@ RAGGED = KernelSpec(
         f"min(elements // max(columns * depth, 1), {MOST})",
     ),
     block="THREADS",
-    shared_memory="staged_bytes * COLUMNS * (LINES + 4)",
-    pending="no GPU has run it yet",
+    shared_memory="staged_bytes * COLUMNS * (2 * LINES + VEC + 4)",
+    min_blocks=6,  # the more tiles are under way, the better
+    estimate=f"3e-6 + traffic * 1.18 / 4e12 * {_padded('columns')} * {_padded('depth')} "
+    "+ (1 if staged_bytes == 0 else 0)",
+    pending="no GPU has run all its cases yet",
 )
 
 KERNELS = (VECTOR, TURNS, TRANSPOSED, RAGGED, STRIDED)
