@@ -25,11 +25,11 @@ UNPROVEN = {
         "plain", "strided", "cluster", "stream", "last_tiles", "last_grid", "last_cluster", "last_stream",
     ),
     "norm.groupnorm_swish_dropout_backward": ("cluster", "last", "team"),
-    "norm.dropout_residual_layernorm_backward": ("columns",),
-    "norm.gelu_dropout_layernorm_backward": ("columns",),
-    "norm.layernorm_backward": ("columns", "stream"),
-    "norm.residual_rmsnorm_backward": ("columns", "stream"),
-    "norm.rmsnorm_backward": ("columns", "stream"),
+    "norm.dropout_residual_layernorm_backward": ("columns", "rows"),
+    "norm.gelu_dropout_layernorm_backward": ("columns", "rows"),
+    "norm.layernorm_backward": ("columns", "rows", "stream"),
+    "norm.residual_rmsnorm_backward": ("columns", "rows", "stream"),
+    "norm.rmsnorm_backward": ("columns", "rows", "stream"),
     "norm.swish_dropout": ("elements",),
 }
 

@@ -30,8 +30,8 @@ def _whole(tensors: tuple[str, ...]) -> str:
 
 def _joint(sums: int) -> str:
     """Bytes for ``sums`` sums of each row of a group at once, and for what their rows arrive on."""
-    each = f"align(STAGES + 4, 2) * 8 + ROWS * 32 + align(LANES // 32 * ROWS * {sums * 8}, 16) + LANES // 2 + 16"
-    return f"align(GROUPS * ({each}), 128)"
+    each = "align(STAGES + 4, 2) * 8 + ROWS * 16 * max(2, LANES // 32) + LANES // 2 + 16"
+    return f"align(GROUPS * ({each} + align(LANES // 32 * ROWS * {sums * 8}, 16)), 128)"
 
 
 def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tuple[KernelSpec, ...]:
@@ -170,6 +170,7 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
         KernelSpec(
             name="columns",
             template="row_backward_columns.cu.j2",
+            regions=("dx",),
             summary="threads keep their columns; rows arrive by bulk copies, several are reduced together",
             targets=("sm_90+",),
             requires=(
@@ -180,24 +181,24 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
             ),
             params={
                 "EXACT": (1, 0),
-                "ROWS": (2, 1),
+                "ROWS": (1,),
                 "ITEMS": (1, 2, 3),
                 "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512),
-                "THREADS": (512,),
-                "STAGES": (5, 4, 3, 2),
-                "AHEAD": (1, 0),
+                "THREADS": (1024, 512),
+                "STAGES": (4, 2),
             },
             valid=(
                 "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
-                "N > LANES * (ITEMS - 1) * 8",
                 "ITEMS == (1 if LANES < 512 else ceildiv(N, LANES * 8))",
                 "LANES == 32 or 3 * N > 2 * LANES * ITEMS * 8",
-                "ROWS == (2 if ITEMS == 1 else 1)",
+                "N > LANES * (ITEMS - 1) * 8",
+                "THREADS == (1024 if ITEMS == 1 else 512)",  # registers for one vector of sums, or for two or three
+                "STAGES == (4 if ITEMS == 1 else 2)",
             ),
-            constants={**_constants(parts), "GROUPS": GROUPS},
+            constants={**_constants(parts), "GROUPS": GROUPS, "AHEAD": "0"},
             grid="max(1, min(ceildiv(M, ROWS), multiprocessors))",
             block="LANES * GROUPS",
-            shared_memory=f"{base} + (LANES * ITEMS * 32 if ITEMS > 1 else 0)"
+            shared_memory=f"{base} + (LANES * ITEMS * 32 if ITEMS > 1 or LANES * GROUPS > 512 else 0)"
             f" + {streams} * STAGES * ROWS * GROUPS * LANES * ITEMS * 16",
             cooperative=True,
             workspace=f"max(1, min(ceildiv(M, ROWS), multiprocessors)) * {columns} * max(N, 1) * 4",
@@ -241,6 +242,7 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
             "row_backward.cu.j2",
             "512",
             "(512 // LANES)",
+            regions=("dy", "dx"),
             requires=(f"N <= {512 * 24}",),
             params={"VEC": (8, 4, 1), "LANES": (128, 256, 512), "VALUES": (8, 16, 24)},
             valid=(

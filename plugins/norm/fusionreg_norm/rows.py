@@ -120,6 +120,25 @@ _GATED = Region(
     dtypes={"T": ("bfloat16",)},
 )
 
+_ACCUMULATED = Region(
+    name="accumulated",
+    summary="gradients of LayerNorm, of a gated dy, dx added to another gradient",
+    pattern="dy = Mul(a, gate)\n...\nz = Add(dx, other)",
+    slots=("dy", "dx"),
+    inputs={"a": ROW, "gate": "T[N]", "x": ROW, "scale": "T[N]", "other": ROW},
+    outputs={"z": ROW, "dscale": "T[N]", "dbias": "T[N]"},
+    dtypes={"T": ("bfloat16",)},
+)
+_SUMMED = Region(
+    name="summed",
+    summary="gradients of RMSNorm, dx and its sum with another gradient",
+    pattern="...\nz = Add(dx, other)",
+    slots=("dx",),
+    inputs={"dy": ROW, "x": ROW, "scale": "T[N]", "other": ROW},
+    outputs={"dx": ROW, "z": ROW, "dscale": "T[N]"},
+    dtypes={"T": ("bfloat16",)},
+)
+
 LAYERNORM = _fusion(
     "layernorm",
     "(x - mean) / sqrt(var + epsilon) * scale + bias over the last axis",
@@ -224,6 +243,7 @@ LAYERNORM_BACKWARD = _fusion(
     EPSILON,
     backward({"MEAN": "1"}, ("dy", "x", "scale", "dx"), 3),
     tags=("training", "backward"),
+    regions=(_ACCUMULATED,),
 )
 
 RMSNORM_BACKWARD = _fusion(
@@ -235,6 +255,7 @@ RMSNORM_BACKWARD = _fusion(
     EPSILON,
     backward({}, ("dy", "x", "scale", "dx"), 3),
     tags=("training", "backward"),
+    regions=(_SUMMED,),
 )
 
 RESIDUAL_RMSNORM_BACKWARD = _fusion(
