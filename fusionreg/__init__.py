@@ -20,6 +20,7 @@ _HOMES = {
     "FusionSpec": "fusionreg.core.spec",
     "KernelSpec": "fusionreg.core.spec",
     "AttributeSpec": "fusionreg.core.spec",
+    "Backward": "fusionreg.core.spec",
     "OpSpec": "fusionreg.core.spec",
     "Case": "fusionreg.core.spec",
     "Tolerance": "fusionreg.core.spec",
@@ -36,7 +37,7 @@ __all__ = ["__version__", *_HOMES]
 if TYPE_CHECKING:
     from fusionreg.api import Registry, fuse, load_registry
     from fusionreg.core.errors import FusionregError
-    from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, OpSpec, Tolerance, Workload
+    from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, OpSpec, Tolerance, Workload
     from fusionreg.hookspecs import hookimpl
     from fusionreg.integrations.torch.graphs import GraphPool, capture
     from fusionreg.verifying import Verification, verify

@@ -57,6 +57,8 @@ def text(entry: FusionEntry) -> str:
     attributes = {n: f"{a.type} = {a.default!r}  {a.summary}".rstrip() for n, a in spec.attributes.items()}
     lines += _section("attributes", attributes)
     lines += _section("legal when", dict.fromkeys(spec.constraints, ""))
+    if spec.backward is not None:
+        lines += _section("gradients", {spec.backward.fusion: ""})
     if entry.slots:
         lines += _section("slots", {n: _standing(slot) for n, slot in entry.slots.items()})
     lines += _section("regions", {m.name: m.spec.summary for m in entry.members})

@@ -78,6 +78,11 @@ def test_show_as_json_is_the_spec(cli):
         assert FusionSpec.model_validate_json(cli("show", name, "--json").out) == entry.spec
 
 
+def test_show_names_the_gradients(cli):
+    assert "\ngradients\n  norm.layernorm_backward\n" in cli("show", "norm.layernorm").out
+    assert "gradients" not in cli("show", "norm.layernorm_backward").out.split("\npattern")[1].split("kernel")[0]
+
+
 def test_show_as_json_survives_infinite_defaults(cli, site, monkeypatch):
     site.plugin(
         "clip",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -144,3 +146,15 @@ def test_compiled_functions_look_names_up(registry):
     for a, e in zip(found, f(x), strict=True):
         torch.testing.assert_close(a, e)
     assert not torch.equal(found[0], found[1])
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "torch-operators.md").read_text("utf-8")
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_the_page_on_it(number, capsys):
+    """Its examples run, and print what their comments say."""
+    exec(compile(EXAMPLES[number], f"example {number}", "exec"), {})
+    said = re.findall(r"^print\(.*\)  # (.*)$", EXAMPLES[number], re.M)
+    assert capsys.readouterr().out.splitlines() == said
