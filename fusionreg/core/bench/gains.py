@@ -8,7 +8,7 @@ long as the kernel is the one that was measured. What was measured on this machi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 from math import inf, log
 from pathlib import Path
@@ -89,16 +89,22 @@ def read(path: Path) -> Gains | None:
 def ship(results: Results, catalog: Catalog, outdated: Collection[tuple[str, str]]) -> tuple[Path, ...]:
     """Writes the rows of ``results`` into the packages of the plugins that the kernels are of; the files.
 
-    Rows of the same workloads are replaced, others of kernels that changed since go. What is ``outdated`` (fusion,
-    workload), was not measured, or has no competitor, is left out. :class:`OSError` where a package cannot be written
-    to.
+    Rows of the same workloads are replaced, others of kernels that changed since go, and a file without rows goes,
+    too. What is ``outdated`` (fusion, workload), was not measured, or has no competitor, is left out.
+    :class:`OSError` where a package cannot be written to.
     """
     files: dict[Path, list[GainRow]] = {}
     for kernel, target, row in _rows(results, catalog, outdated):
         files.setdefault(path_of(kernel.root, target), []).append(row)
-    for path, rows in files.items():
-        _write(path, rows, catalog)
-    return tuple(files)
+    for path in _files(catalog):
+        files.setdefault(path, [])
+    return tuple(path for path, rows in files.items() if _write(path, rows, catalog))
+
+
+def _files(catalog: Catalog) -> Iterator[Path]:
+    """What plugins ship now."""
+    for root in sorted({k.root for e in catalog.entries() for k in e.kernels}):
+        yield from sorted((root / FOLDER).glob("*.json"))
 
 
 def keep(results: Results, catalog: Catalog, outdated: Collection[tuple[str, str]], cache: Cache) -> None:
@@ -149,13 +155,18 @@ def _rows(
         )  # fmt: skip
 
 
-def _write(path: Path, rows: Iterable[GainRow], catalog: Catalog) -> None:
+def _write(path: Path, rows: Iterable[GainRow], catalog: Catalog) -> bool:
+    """Whether there is such a file afterwards."""
     before = read(path)
     made = _merged(path.stem, before.rows if before is not None else (), rows, catalog)
+    if not made.rows:
+        path.unlink(missing_ok=True)
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(json.dumps(made.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
+    return True
 
 
 def _merged(target: str, before: Iterable[GainRow], rows: Iterable[GainRow], catalog: Catalog) -> Gains:
@@ -245,17 +256,15 @@ class MeasuredGains:
 def stale(catalog: Catalog) -> tuple[int, list[str]]:
     """(rows that hold, what is wrong with each other one) over all files of all plugins."""
     good, wrong = 0, list[str]()
-    roots: Mapping[Path, None] = dict.fromkeys(k.root for e in catalog.entries() for k in e.kernels)
-    for root in sorted(roots):
-        for path in sorted((root / FOLDER).glob("*.json")):
-            try:
-                found = read(path)
-            except ModelError as e:
-                wrong.append(str(e))
-                continue
-            for row in found.rows if found is not None else ():
-                if _holds(row, catalog.get(row.fusion), kernel_digest):
-                    good += 1
-                else:
-                    wrong.append(f"{row.fusion}/{row.kernel} on {row.workload} for {path.stem}: another kernel")
+    for path in _files(catalog):
+        try:
+            found = read(path)
+        except ModelError as e:
+            wrong.append(str(e))
+            continue
+        for row in found.rows if found is not None else ():
+            if _holds(row, catalog.get(row.fusion), kernel_digest):
+                good += 1
+            else:
+                wrong.append(f"{row.fusion}/{row.kernel} on {row.workload} for {path.stem}: another kernel")
     return good, wrong

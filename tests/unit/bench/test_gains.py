@@ -111,6 +111,8 @@ def test_only_what_was_measured_on_the_kernel_there_is(tmp_path):
     good, wrong = stale(edited)
     assert good == 0 and "acme.add_relu/plain on w for sm_90a: another kernel" in wrong[0]
     assert doctor.shipped_times(edited).status == "absent"
+    assert ship(results(edited, *COLUMNS), edited, {key}) == ()  # nothing new, and what is stale goes
+    assert stale(edited) == (0, []) and not path_of(new, "sm_90a").exists()
 
 
 def test_what_was_measured_here_comes_first(tmp_path):
@@ -130,3 +132,5 @@ def test_files_that_are_something_else(tmp_path):
     with pytest.raises(ModelError, match="format"):
         read(path)
     assert asked(catalog) is None and "format" in stale(catalog)[1][0]
+    with pytest.raises(ModelError, match="format"):  # nobody's file is overwritten
+        ship(results(catalog, *COLUMNS), catalog, ())
