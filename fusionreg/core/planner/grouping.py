@@ -60,11 +60,11 @@ def space(graph: Graph, ops: Mapping[str, OpSpec], node: Node, extent: int) -> S
         return None
     spec = ops.get(node.op)
     if node.op in _INDEXED or (spec is not None and spec.pointwise):
-        return Space(prod(out))
+        return Space(max(1, prod(out)))
     if given is None or not given:
         return None
     if node.op.startswith("Reduce") or node.op in ("ArgMax", "ArgMin"):
-        return Space(prod(out), max(1, prod(given) // max(1, prod(out))))
+        return Space(max(1, prod(out)), max(1, prod(given) // max(1, prod(out))))
     if node.op in _AXIS:
         length = given[int(node.attrs.get("axis", -1))]
     elif node.op in _TAIL:
@@ -75,7 +75,7 @@ def space(graph: Graph, ops: Mapping[str, OpSpec], node: Node, extent: int) -> S
         length = prod(given[1:]) // int(node.attrs.get("num_groups", 1))
     elif node.op in _BATCH:
         if node.op == "BatchNormalization" and not node.attrs.get("training_mode", 0):
-            return Space(prod(out))
+            return Space(max(1, prod(out)))
         length = prod(given) // given[1] if len(given) > 1 else 1
     else:
         return None

@@ -157,6 +157,20 @@ def test_branches_over_the_same_elements_share_a_kernel_unless_a_product_lies_be
     assert kernels(graph, INDUCTOR) == [["Relu"], ["MatMul"], ["Add"]]
 
 
+@pytest.mark.parametrize("beside", sorted(EXECUTORS))
+@pytest.mark.parametrize("shape", [(0, 16), (16, 0), ("B", 16), (1, 1)])
+def test_empty_and_symbolic_extents_cost_something(beside, shape):
+    net = Net()
+    x, row = net.input("x", "float32", shape), net.weight((shape[1],))
+    y = net.op("LayerNormalization", net.op("Add", net.op("Exp", x), row), row, row)
+    graph = net.build([net.op("Mul", net.op("ReduceSum", y, net.const([1], "int64")), x)])
+    exp_add = fusion("exp.add", "y = Add(Exp(x), b)", {"x": "T[M N]", "b": "T[N]"}, {"y": "T[M N]"})
+    found = find(graph, [exp_add], vocabulary())
+    p = plan(graph, found, cost=model(executor(beside)), policy="aggressive")
+    assert len(p) == 1 and math.isfinite(p.saved.seconds)
+    assert model(executor(beside)).unfused(graph, [n.name for n in graph.nodes]).launches >= 1
+
+
 def test_views_are_read_through():
     net = Net()
     x = net.input("x", "float32", (4, 8, 16))
