@@ -14,6 +14,7 @@ pytestmark = pytest.mark.gpu
 
 from torch._dynamo.backends.registry import lookup_backend  # noqa: E402
 
+from fusionreg.integrations.torch.compile.backend import backend as fusionreg_backend  # noqa: E402
 from fusionreg.integrations.torch.graphs import graphed  # noqa: E402
 
 
@@ -26,7 +27,8 @@ def compiled():
         made = []
 
         def backend(module, inputs):
-            inner_function = lookup_backend(inner)(module, inputs, **({"options": options} if options else {}))
+            compiler = fusionreg_backend if inner == "fusionreg" else lookup_backend(inner)
+            inner_function = compiler(module, inputs, **({"options": options} if options else {}))
             made.append(graphed(inner_function, inputs))
             return made[-1]
 
