@@ -224,6 +224,17 @@ def test_integer_intrinsics(build, geometry):
         assert [int(a) for a in y[:, j]] == expected, hex(v)
 
 
+def test_byte_perm_reads_three_bits_of_a_selector(build, geometry):
+    """As CUDA's intrinsic; prmt, whose fourth bit spreads a byte's sign, goes by its own name."""
+    kernel = build("""extern "C" __global__ void k(unsigned* y) {
+      y[0] = __byte_perm(0x80FF7F01u, 0x11223344u, 0xB9A8u);
+      y[1] = fr_sim::prmt(0x80FF7F01u, 0x11223344u, 0xB9A8u);
+    }""")
+    y = np.zeros(2, np.uint32)
+    kernel.launch([y], geometry(block=(1, 1, 1)), checks=FULL)
+    assert [hex(v) for v in y] == ["0x807fff01", "0xff00ff00"]
+
+
 def test_math_and_half_intrinsics(build, geometry):
     kernel = build("""
     #include <cuda_fp16.h>

@@ -13,7 +13,9 @@ inline unsigned __brev(unsigned x) {
   return r;
 }
 inline unsigned long long __brevll(unsigned long long x) { return (unsigned long long)__brev(unsigned(x)) << 32 | __brev(unsigned(x >> 32)); }
-inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
+namespace fr_sim {
+// prmt.b32: the top bit of a selector takes the sign of its byte, all over.
+inline unsigned prmt(unsigned a, unsigned b, unsigned s) {
   const unsigned long long both = (unsigned long long)b << 32 | a;
   unsigned r = 0;
   for (int i = 0; i < 4; ++i) {
@@ -24,6 +26,13 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
   }
   return r;
 }
+}  // namespace fr_sim
+// The intrinsic reads three bits of each selector.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) { return fr_sim::prmt(a, b, s & 0x7777u); }
+// Inside of the device library the simulator's branches mean the instruction, which stands in the device's.
+namespace fr {
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) { return fr_sim::prmt(a, b, s); }
+}  // namespace fr
 inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned s) { return unsigned(((unsigned long long)hi << 32 | lo) << (s & 31) >> 32); }
 inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned s) { return unsigned(((unsigned long long)hi << 32 | lo) >> (s & 31)); }
 inline unsigned __funnelshift_lc(unsigned lo, unsigned hi, unsigned s) { return s >= 32 ? lo : __funnelshift_l(lo, hi, s); }
