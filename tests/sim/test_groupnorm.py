@@ -30,8 +30,8 @@ SWISH, DROPPED = "norm.groupnorm_swish", "norm.groupnorm_swish_dropout"
 OPS, NUMPY = default_vocabulary(), numpy_backend()
 LAST = ("last_cluster", "last_stream", "last_tiles", "last_grid")
 SHORT = ("last_tiles", "last_grid")  # 16-bit tensors only
-WIDE = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST[:2]])
-EACH = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST])
+WIDE = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", "twice", *LAST[:2]])
+EACH = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", "twice", *LAST])
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +215,7 @@ FAULTS = {
     "channels_last_does_not_wait": ("last_cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
     "chunk_not_waited_for": ("stream", {"TEAMS": 2}, "group::barrier_wait(full + slot, parity);", ""),
     "next_part_too_early": ("stream", {"TEAMS": 1}, "group::barrier_wait(empty + slot, parity ^ 1);", ""),
+    "channels_of_the_round_before": ("twice", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
     "table_not_waited_for": ("stream", {"TEAMS": 2}, "group::barrier_wait(ready + buffer, round >> 1 & 1);", ""),
     "tiles_of_a_cluster": ("last_tiles", {"SPREAD": 2, "SLICE": 1}, "barrier_wait(&told.bar, round);", ""),
     "tiles_of_a_grid": ("last_grid", {"SLICE": 2}, "__syncthreads();  // the", "// the"),

@@ -48,6 +48,7 @@ def kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             "cluster", "SPREAD", "a group in the shared memory of a cluster of blocks, read once", flags,
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
         ),
+        _twice(flags),
         _ring(flags),
         _tiles(
             "last_tiles", "SPREAD", "channels last: some groups in the registers of a cluster, read once", flags,
@@ -65,7 +66,7 @@ def kernels(dropout: bool) -> tuple[KernelSpec, ...]:
         _last(
             "last_stream", TEAM.format("multiprocessors", f"{BYTES} * SLICE"),
             "channels last: teams of blocks, each with some groups in its shared memory, read once", flags, TEAM_COUNTS,
-            grid=True, cooperative=True, min_blocks=2, workspace="N * groups * {} * 8",
+            grid=True, cooperative=True, min_blocks=1, workspace="N * groups * {} * 8",
         ),
     )  # fmt: skip
 
@@ -92,6 +93,36 @@ def _plain(
 TEAM_COUNTS = {"TEAMS": (1, 2, 4, 8, 16, 32)}
 #: Bytes of a block's ring and of its table of channels, at most.
 RING = 228000
+
+
+def _twice(flags: Mapping[str, str]) -> KernelSpec:
+    """Group after group by teams of blocks, the second time from the cache."""
+    blocks = f"max(1, min(multiprocessors * 2 // TEAMS, ceildiv({BYTES}, THREADS * 16)))"
+    rounds = "ceildiv(N * groups, TEAMS)"
+    return KernelSpec(
+        name="twice",
+        template="group_forward_twice.cu.j2",
+        summary="teams of blocks, group after group, read a second time from the cache",
+        targets=LARGE,
+        requires=(WHOLE, FEW, "C // groups * S < 2147483648", "C // groups <= 4096"),
+        params={
+            "WHOLE": (1, 0), "TEAMS": (1, 2, 4, 8, 16, 33, 66, 132, 264), "AHEAD": (2, 1), "STEPS": (2,),
+            "THREADS": (512,),
+        },
+        valid=(
+            "WHOLE == 0 or S * bits(T) % 128 == 0",
+            "TEAMS <= N * groups and TEAMS <= multiprocessors * 2",
+            f"AHEAD == 2 or {blocks} == 1",
+        ),
+        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "TURN": "4"},
+        grid=f"TEAMS * {blocks}",
+        block="THREADS",
+        shared_memory="C // groups * 16",
+        cooperative=True,
+        min_blocks=2,
+        workspace=f"N * groups * {blocks} * 8",
+        estimate=f"8e-6 + {rounds} * (1e-6 + 2 * TEAMS * {BYTES} / 3.4e12) + 2 * TEAMS * {BYTES} / 4e12",
+    )  # fmt: skip
 
 
 def _ring(flags: Mapping[str, str]) -> KernelSpec:
@@ -202,7 +233,8 @@ def _tiles(
         strides=("x", "y"),
         requires=(
             "bits(T) == 16", LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW,
-            "aligned(scale, 16) and aligned(bias, 16)", "C < 2147483648 and S < 2147483648",
+            "aligned(scale, 16) and aligned(bias, 16)", "C < 2147483648",
+            "S * stride(x, 2) < 2147483648 and S * stride(y, 2) < 2147483648",
         ),
         params={
             "SLICE": (1, 2, 4, 8, 16, 32), **params, "VEC": (8, 4), "TILES": (1, 2, 3), "THREADS": (640, 320, 512, 768),

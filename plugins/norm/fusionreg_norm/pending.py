@@ -18,11 +18,11 @@ UNPROVEN = {
     "norm.layernorm": ("rows", "strided", "spread"),
     "norm.batchnorm_relu_backward": ("planes",),
     "norm.groupnorm_swish": (
-        "plain", "strided", "cluster", "stream", "last_tiles", "last_grid", "last_cluster", "last_stream",
+        "plain", "strided", "cluster", "stream", "twice", "last_tiles", "last_grid", "last_cluster", "last_stream",
     ),
     "norm.groupnorm_swish_backward": ("cluster", "last", "team"),
     "norm.groupnorm_swish_dropout": (
-        "plain", "strided", "cluster", "stream", "last_tiles", "last_grid", "last_cluster", "last_stream",
+        "plain", "strided", "cluster", "stream", "twice", "last_tiles", "last_grid", "last_cluster", "last_stream",
     ),
     "norm.groupnorm_swish_dropout_backward": ("cluster", "last", "team"),
     "norm.dropout_residual_layernorm_backward": ("columns", "rows"),
