@@ -206,8 +206,15 @@ class Registry(Mapping[str, FusionEntry]):
             self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected, gains=self._gains
         )
 
+        known: dict[Any, str | None] = {}  # layers repeat: their sites are one problem
+
         def accepts(match: Match) -> str | None:
-            return (refuses(match) if refuses is not None else None) or self.runtime.refusal(match)
+            if refuses is not None and (own := refuses(match)):
+                return own
+            key = _problem(match)
+            if key not in known:
+                known[key] = self.runtime.refusal(match)
+            return known[key]
 
         return planner.plan(
             graph, found.matches, cost=cost, policy=policy, accepts=accepts, fusions=self.catalog,
@@ -285,6 +292,12 @@ def _outside() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _problem(m: Match) -> Any:
+    """Equal for matches that come to the same problem."""
+    bound = m.dtypes, m.axes, m.leading, m.choices, m.forms, tuple(m.inputs), tuple(m.outputs)
+    return m.fusion, *bound, tuple((k, repr(v)) for k, v in m.attributes.items())
 
 
 def _fuel() -> int | None:

@@ -89,3 +89,20 @@ def test_executors_by_name(registry):
     refused = registry.plan(mlp(), refuses=lambda m: "not that one" if m.fusion.startswith("gemm") else None)
     assert not any(m.fusion.startswith("gemm") for m in refused)
     assert "not that one" in {x.reason for x in refused.losers}
+
+
+def test_sites_of_one_problem_are_asked_about_once(registry, monkeypatch):
+    nodes, x = [], "x"
+    for i in range(6):
+        nodes += [node("MatMul", [x, "w"], [f"m{i}"]), node("Relu", [f"m{i}"], [f"r{i}"])]
+        x = f"r{i}"
+    wide = [node("MatMul", [x, "v"], ["m"]), node("Relu", ["m"], ["y"])]
+    weights = {"w": np.ones((16, 16), "f"), "v": np.ones((16, 32), "f")}
+    deep = model([*nodes, *wide], {"x": [4, 16]}, {"y": [4, 32]}, weights)
+    asked = []
+    refusal = registry.runtime.refusal
+    monkeypatch.setattr(registry.runtime, "refusal", lambda m: asked.append(m.root) or refusal(m))
+    assert len(registry.plan(deep)) == 7
+    whole = [m for m in registry.match(deep) if len(m.nodes) == 2]
+    assert len(whole) >= 7 and len(asked) < len(whole)
+    assert len(set(asked)) == len(asked)
