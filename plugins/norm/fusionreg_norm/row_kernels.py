@@ -163,7 +163,8 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
 
     speed = "/ (4e12 if VEC > 1 else 1e12)"
     joint = _joint(2 * columns)
-    base = "50176" if "GELU" in parts else joint
+    gelu, at_once = "GELU" in parts, 2 if "MEAN" in parts else 4
+    base = "50176" if gelu else joint
     if "RESIDUAL" in parts or "H_OUT" in parts:
         streams = 3
     return (
@@ -181,29 +182,30 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
             ),
             params={
                 "EXACT": (1, 0),
-                "ROWS": (1,),
+                "ROWS": (at_once, 1),
                 "ITEMS": (1, 2, 3),
                 "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512),
-                "THREADS": (1024, 512),
-                "STAGES": (4, 2),
+                "THREADS": (512,),
+                "AHEAD": (1, 0) if gelu else (0,),
+                "STAGES": (5, 2) if gelu else (2,),
             },
             valid=(
                 "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
-                "ITEMS == (1 if LANES < 512 else ceildiv(N, LANES * 8))",
-                "LANES == 32 or 3 * N > 2 * LANES * ITEMS * 8",
+                "ITEMS == max(1, ceildiv(N, 4096))",
+                "LANES == 32 or N > (LANES - 32) * ITEMS * 8 or 3 * N > 2 * LANES * ITEMS * 8",
                 "N > LANES * (ITEMS - 1) * 8",
-                "THREADS == (1024 if ITEMS == 1 else 512)",  # registers for one vector of sums, or for two or three
-                "STAGES == (4 if ITEMS == 1 else 2)",
+                f"ROWS == ({at_once} if ITEMS == 1 else 1)",  # registers: more rows, or more columns
+                *(("AHEAD == (1 if ITEMS == 1 else 0)", "STAGES == (5 if AHEAD else 2)") if gelu else ()),
             ),
-            constants={**_constants(parts), "GROUPS": GROUPS, "AHEAD": "0"},
+            constants={**_constants(parts), "GROUPS": GROUPS},
             grid="max(1, min(ceildiv(M, ROWS), multiprocessors))",
             block="LANES * GROUPS",
-            shared_memory=f"{base} + (LANES * ITEMS * 32 if ITEMS > 1 or LANES * GROUPS > 512 else 0)"
+            shared_memory=f"{base} + (LANES * ITEMS * 32 if ITEMS > 1 else 0)"
             f" + {streams} * STAGES * ROWS * GROUPS * LANES * ITEMS * 16",
             cooperative=True,
             workspace=f"max(1, min(ceildiv(M, ROWS), multiprocessors)) * {columns} * max(N, 1) * 4",
             min_blocks=1,
-            estimate=f"5e-6 + {seconds} / 4.3e12",
+            estimate=f"5e-6 + {seconds} / {'(4.3e12 if N > 2048 else 4e12)' if gelu else '4.3e12'}",
         ),
         KernelSpec(
             name="stream",

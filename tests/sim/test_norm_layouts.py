@@ -1,0 +1,124 @@
+"""Rows of unusual shape and place: apart in memory, very short, few and long; without bias; hard ones among others."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from fusionreg.core.conformance import run_mutants
+from fusionreg.core.conformance.mutants import edit
+from fusionreg.core.registry import catalog as registry
+from fusionreg.core.runtime import Runtime
+
+F16, BF16, F32 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32")
+CATALOG = registry.load(allow=("norm",))
+
+
+@pytest.fixture
+def runtime(sim_cache):
+    return Runtime(CATALOG, device="sim", cache=sim_cache)
+
+
+def numbers(shape, kind, seed=5):
+    return np.random.default_rng(seed).standard_normal(shape).astype(kind)
+
+
+def normalised(x, scale, bias=0.0, eps=1e-5):
+    x = x.astype(np.float64)
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + eps) * scale.astype(np.float64) + np.float64(bias)
+
+
+def used(runtime):
+    (key,) = runtime.kernels_used
+    return key.split("/")[1]
+
+
+@pytest.mark.parametrize(("wide", "n"), [(64, 24), (61, 24), (600, 520), (64, 1)])
+def test_rows_that_lie_apart_are_read_where_they_are(runtime, wide, n):
+    whole, scale, bias = numbers((3, wide), F32), numbers(n, F32, 6), numbers(n, F32, 7)
+    x = whole[:, 1 : n + 1] if wide == 61 else whole[:, :n]
+    y = runtime.call("norm.layernorm", x, scale, bias)
+    np.testing.assert_allclose(y, normalised(x, scale, bias), rtol=2e-5, atol=2e-5)
+    assert used(runtime) == "strided" and y.flags.c_contiguous
+
+
+def test_a_strided_residual(runtime):
+    x, residual, scale = numbers((4, 40), BF16), numbers((4, 80), BF16, 6)[:, 16:56], numbers(40, BF16, 7)
+    y, h = runtime.call("norm.residual_rmsnorm", x, residual, scale)
+    total = x.astype(np.float64) + residual.astype(np.float64)
+    np.testing.assert_allclose(h.astype(np.float64), total, rtol=2**-8)
+    want = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * scale.astype(np.float64)
+    np.testing.assert_allclose(y.astype(np.float64), want, rtol=2**-7, atol=1e-6)
+    assert used(runtime) == "strided"
+
+
+@pytest.mark.parametrize("n", [1, 7, 33, 64, 65, 100, 128, 129])
+def test_several_short_rows_to_a_warp(runtime, n):
+    """One row overflows when it is squared: its neighbours in the warp keep their own scale."""
+    x, scale, bias = numbers((37, n), F32), numbers(n, F32, 6), numbers(n, F32, 7)
+    x[5] *= np.float32(1e30)
+    x[6, 0] = np.nan
+    y = runtime.call("norm.layernorm", x, scale, bias)
+    good = np.arange(37) != 6
+    np.testing.assert_allclose(y[good], normalised(x[good], scale, bias), rtol=1e-4, atol=1e-4)
+    assert np.isnan(y[6]).all()
+
+
+def test_few_long_rows_take_the_whole_chip(runtime):
+    x, scale, bias = numbers((2, 70000), BF16), numbers(70000, BF16, 6), numbers(70000, BF16, 7)
+    x[1, 9] = 3e38  # squares overflow in one part of the second row alone
+    y = runtime.call("norm.layernorm", x, scale, bias)
+    want = normalised(x, scale, bias.astype(np.float64))
+    np.testing.assert_allclose(y.astype(np.float64), want, rtol=2**-7, atol=2**-7)
+    assert used(runtime) == "spread"
+
+
+@pytest.mark.parametrize("kind", [F16, BF16, F32], ids=str)
+def test_no_bias(runtime, kind):
+    x, scale = numbers((5, 48), kind), numbers(48, kind, 6)
+    y = runtime.call("norm.layernorm_unbiased", x, scale)
+    np.testing.assert_allclose(y.astype(np.float64), normalised(x, scale), rtol=2**-7, atol=2**-9)
+
+
+@pytest.mark.parametrize("n", [24, 512, 4104])
+def test_gradients_of_rows_that_are_taken_one_by_one(runtime, n):
+    """Far from zero, constant, huge: beside rows whose sums are taken in one pass, with the same sums over rows."""
+    x, dy, scale = numbers((6, n), BF16), numbers((6, n), BF16, 6), numbers(n, BF16, 7)
+    x[1] = (x[1].astype(F32) + 40.0).astype(BF16)
+    x[2] = 3.0
+    x[3] = (x[3].astype(F32) * 1e25).astype(BF16)
+    found = runtime.call("norm.layernorm_backward", dy, x, scale)
+    assert used(runtime) == "columns"
+    t = torch.tensor(x.astype(np.float64), requires_grad=True)
+    s = torch.tensor(scale.astype(np.float64), requires_grad=True)
+    b = torch.zeros(n, dtype=torch.float64, requires_grad=True)
+    torch.nn.functional.layer_norm(t, (n,), s, b, 1e-5).backward(torch.tensor(dy.astype(np.float64)))
+    for value, want in zip(found, (t.grad, s.grad, b.grad), strict=True):
+        want = want.numpy()
+        limit = 2**-7 * np.abs(want).max(-1, keepdims=True)
+        assert (np.abs(value.astype(np.float64) - want) <= limit).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_element_spoils_its_row_of_dx_alone(runtime, bad):
+    x, dy, scale = numbers((5, 344), BF16), numbers((5, 344), BF16, 6), numbers(344, BF16, 7)
+    x[2, 17] = bad
+    dx, _, dbias = runtime.call("norm.layernorm_backward", dy, x, scale)
+    assert used(runtime) == "columns"
+    assert np.isnan(dx[2].astype(F32)).all() and np.isfinite(np.delete(dx, 2, 0).astype(F32)).all()
+    np.testing.assert_allclose(dbias.astype(F32), dy.astype(np.float64).sum(0), rtol=2**-7, atol=2**-7)
+
+
+ONE_MASK = edit("one_mask", "dropout.keep(static_cast<unsigned>(start / 8) + i * LANES + lane, keep);",
+                  "dropout.keep(i * LANES + lane, keep);")  # fmt: skip
+
+
+def test_what_only_the_columns_can_get_wrong(sim_cache):
+    verdicts = run_mutants(
+        CATALOG, ["norm.gelu_dropout_layernorm_backward"], kernels=["columns"], device="sim", extra=[ONE_MASK],
+        only=[ONE_MASK.name], cache=sim_cache,
+    )  # fmt: skip
+    assert verdicts and not [str(v) for v in verdicts if v.survived]
