@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -106,9 +107,14 @@ def foreign_code() -> redirect_stdout[Any]:
 
 
 def near(source: str) -> str:
-    """``file:line (module)`` with the file as seen from the current folder, where it lies below."""
-    here = str(Path.cwd()) + "/"
-    return source.removeprefix(here)
+    """``file:line (module)`` with the file as seen from the current folder, or from where packages are installed."""
+    return source.removeprefix(f"{Path.cwd()}{os.sep}").rpartition(f"site-packages{os.sep}")[2]
+
+
+def short(reason: str, limit: int = 400) -> str:
+    """One line of at most so many characters."""
+    text = " ".join(reason.split())
+    return text if len(text) <= limit else f"{text[:limit]} …"
 
 
 def code_at(source: str) -> str:

@@ -39,6 +39,11 @@ class SiteCheck:
     unfused_abs: float = 0.0
     unfused_rel: float = 0.0
 
+    @property
+    def compared(self) -> bool:
+        """Whether anything was held against float64: a kernel's results, or the operators' own."""
+        return bool(self.kernel) or not self.status.failed
+
     def merged(self, other: SiteCheck, run: int) -> SiteCheck:
         """Both runs as one: the first that failed decides, then the first that was skipped."""
         worse = _rank(other.status) > _rank(self.status)

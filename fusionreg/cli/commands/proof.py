@@ -12,7 +12,7 @@ import typer
 
 from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Cases, Device, Policy, declared
 from fusionreg.cli.main import FAILED, USAGE, app
-from fusionreg.cli.output import console, foreign_code, number, print_json, progress, table, writable
+from fusionreg.cli.output import console, foreign_code, number, print_json, progress, short, table, writable
 
 if TYPE_CHECKING:
     from fusionreg.api import Registry
@@ -146,11 +146,6 @@ def _checked_models(
     return Report((), tuple(rows))
 
 
-def _short(reason: str, limit: int = 400) -> str:
-    text = " ".join(reason.split())
-    return text if len(text) <= limit else f"{text[:limit]} …"
-
-
 def show_evaluations(found: Report) -> None:
     """One line per kernel and status, then each failure with its reason."""
     groups: dict[tuple[str, str, str, str], list] = {}
@@ -165,7 +160,7 @@ def show_evaluations(found: Report) -> None:
                 len(group),
                 number(max(e.max_abs for e in group)),
                 number(max(e.max_rel for e in group)),
-                _short("; ".join(sorted({e.reason for e in group if e.reason}))) if key[3] != "PASSED" else "",
+                short("; ".join(sorted({e.reason for e in group if e.reason}))) if key[3] != "PASSED" else "",
             )
             for key, group in sorted(groups.items())
         ],
@@ -177,7 +172,7 @@ def show_evaluations(found: Report) -> None:
         )
     for kernel in found.unproven:
         why = next(e.reason for e in found.evaluations if f"{e.fusion}/{e.kernel}" == kernel)
-        typer.echo(f"nothing of {kernel} was compiled or executed, so that it is not proven: {_short(why)}", err=True)
+        typer.echo(f"nothing of {kernel} was compiled or executed, so that it is not proven: {short(why)}", err=True)
     counts = ", ".join(f"{n} {status}" for status, n in found.counts.items())
     device = found.environment.get("device", "")
     typer.echo(f"\n{counts} on {device}")

@@ -10,7 +10,7 @@ import typer
 from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Device, Policy, declared
 from fusionreg.cli.commands.models import tell_nothing
 from fusionreg.cli.main import FAILED, NOTHING, app
-from fusionreg.cli.output import JSON_HELP, foreign_code, near, number, print_json, progress, table
+from fusionreg.cli.output import JSON_HELP, foreign_code, near, number, print_json, progress, short, table
 
 if TYPE_CHECKING:
     from fusionreg.verifying import Verification
@@ -62,31 +62,37 @@ def verify(
 
 
 def show_verification(found: Verification) -> None:
-    """One line per site with its errors beside those of the unfused operators, then the whole."""
+    """One line per site with its errors beside those of the unfused operators, what was wrong, then the whole."""
+
+    def said(run: int, reason: str) -> str:
+        return short(f"{found.runs[run]}: {reason}" if run >= 0 and len(found.runs) > 1 else reason)
+
     if found.sites:
         table(
             "sites, errors against float64",
-            ("fusion", "kernel", "status", "at", "max abs", "unfused", "max rel", "unfused", "reason"),
+            ("fusion", "kernel", "status", "at", "max abs", "unfused", "max rel", "unfused"),
             [
                 (
-                    s.fusion, s.kernel or "unfused", s.status, near(s.source), number(s.max_abs), number(s.unfused_abs),
-                    number(s.max_rel), number(s.unfused_rel),
-                    f"{found.runs[s.run]}: {s.reason}" if s.run >= 0 and len(found.runs) > 1 else s.reason,
+                    s.fusion, s.kernel.rpartition("/")[2] or "none", s.status, near(s.source),
+                    number(s.max_abs if s.compared else None), number(s.unfused_abs),
+                    number(s.max_rel if s.compared else None), number(s.unfused_rel),
                 )
                 for s in found.sites
             ],
             status=2,
         )  # fmt: skip
+    if told := [s for s in found.sites if s.reason]:
+        table(
+            "\nreasons",
+            ("fusion", "status", "at", "reason"),
+            [(s.fusion, s.status, near(s.source), said(s.run, s.reason)) for s in told],
+            status=1,
+        )
     d = found.drift
     table(
         "\nthe whole against the original",
         ("status", "max abs", "max rel", "fused", "original", "unfused", "reason"),
-        [
-            (
-                d.status, *map(number, (d.max_abs, d.max_rel, d.fused, d.original, d.unfused)),
-                f"{found.runs[d.run]}: {d.reason}" if d.run >= 0 and len(found.runs) > 1 else d.reason,
-            )
-        ],
+        [(d.status, *map(number, (d.max_abs, d.max_rel, d.fused, d.original, d.unfused)), said(d.run, d.reason))],
         status=0,
-    )  # fmt: skip
+    )
     typer.echo(f"\n{found.summary}")
