@@ -114,7 +114,7 @@ def _twice(flags: Mapping[str, str]) -> KernelSpec:
             "TEAMS <= N * groups and TEAMS <= multiprocessors * 2",
             f"AHEAD == 2 or {blocks} == 1",
         ),
-        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "TURN": "4"},
+        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "TURN": "4", "EARLY": "0"},
         grid=f"TEAMS * {blocks}",
         block="THREADS",
         shared_memory="C // groups * 16",
@@ -147,8 +147,8 @@ def _ring(flags: Mapping[str, str]) -> KernelSpec:
             f"TEAMS <= N * groups and TEAMS <= multiprocessors and {slots} >= min(2, {rounds}) * {chunks}",
         ),
         constants={
-            **flags, "THREADS": "LOOKERS + FINISHERS + 32", "TURN": "4", "PACKED": "1 if bits(T) == 16 else 0",
-            "RING": str(RING),
+            **flags, "THREADS": "LOOKERS + FINISHERS + 32", "TURN": "4", "EARLY": "0", "RING": str(RING),
+            "PACKED": "1 if bits(T) == 16 else 0",
         },
         grid=f"TEAMS * {blocks}",
         block="LOOKERS + FINISHERS + 32",
@@ -165,7 +165,7 @@ def _chip(
 ) -> KernelSpec:  # fmt: skip
     """A group in the shared memory of so many blocks."""
     held = f"ceildiv({BYTES}, {blocks} * 16) * 16"
-    words = f" + (ceildiv({held}, TURN * 16 * THREADS) * THREADS * 4 if bits(T) == 16 else 0)"
+    words = f" + (ceildiv({held}, TURN * 16 * THREADS) * THREADS * 4 if EARLY else 0)"
     masks = words if flags["DROPOUT"] == "1" else ""
     return KernelSpec(
         name=name,
@@ -173,8 +173,15 @@ def _chip(
         summary=summary,
         targets="sm_90+",
         requires=(WHOLE, FEW, "C // groups * S < 2147483648 and C < 2147483648"),
-        params={"WHOLE": (1, 0), **params, "TURN": (4, 2), "THREADS": (256, 512, 1024)},
-        valid=("WHOLE == 0 or S * bits(T) % 128 == 0", "(TURN == 2) == (THREADS == 1024)", SPREADS.format(BYTES)),
+        params={
+            "WHOLE": (1, 0), **params, "EARLY": (1, 0) if masks else (0,), "TURN": (4, 2), "THREADS": (256, 512, 1024),
+        },
+        valid=(
+            "WHOLE == 0 or S * bits(T) % 128 == 0",
+            "(TURN == 2) == (THREADS == 1024)",
+            "not EARLY or bits(T) == 16",
+            SPREADS.format(BYTES),
+        ),
         constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "BLOCKS": blocks},
         grid=f"N * groups * {blocks}",
         block="THREADS",
