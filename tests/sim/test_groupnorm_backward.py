@@ -71,7 +71,9 @@ def agree(got, exact, kind, times=1.0):
 
 
 @pytest.mark.parametrize(
-    ("fusion", "kernels"), [("norm.swish_dropout_backward", None), (WITH, None), (WITHOUT, ["team"])], ids=str
+    ("fusion", "kernels"),
+    [("norm.swish_dropout_backward", None), (WITH, None), (WITHOUT, ["team"]), (f"{WITHOUT}.gated", ["cluster"])],
+    ids=str,
 )
 def test_conforms(fusion, kernels, sim_cache):
     report = run(CATALOG, [fusion], kernels=kernels, device="sim", cases="quick", cache=sim_cache)
