@@ -34,12 +34,15 @@ class Prediction:
         sync: cycles at barriers for each cycle of issuing.
         throughput: warp instructions per second of the device.
         share: the same over what all schedulers could issue.
+        seconds: what it takes to issue the code of every warp once at that rate: candidates of one kernel differ in how
+            much they issue as well as in how fast. Loops count once; 0 where the code is not known.
     """
 
     warps: float
     sync: float
     throughput: float
     share: float
+    seconds: float = 0.0
 
 
 def resident(candidate: Candidate, device: Target, code: ObjectCode | None = None) -> int:
@@ -72,13 +75,14 @@ def predict(
     full, rest = divmod(launch.blocks, held * multiprocessors)
     time = full * max(1.0, held * block / BUSY) + (max(1.0, -(-rest // multiprocessors) * block / BUSY) if rest else 0)
     warps = launch.blocks * block / (multiprocessors * time)
-    sync = 0.0
+    sync, size = 0.0, 0
     if code is not None:
         size, barriers = instructions(code.cubin, code.entry)
         busy = size * min(held, -(-launch.blocks // multiprocessors)) * block / SCHEDULERS
         sync = barriers * BARRIER_CYCLES / busy if busy else 0.0  # other blocks issue while one waits
     issued = warps * WARP_IPC / (1.0 + ALPHA * sync)
-    return Prediction(warps, sync, issued * multiprocessors * clock, issued / SCHEDULERS)
+    throughput = issued * multiprocessors * clock
+    return Prediction(warps, sync, throughput, issued / SCHEDULERS, size * launch.blocks * block / throughput)
 
 
 def agreement(predicted: list[float], seen: list[float]) -> float | None:

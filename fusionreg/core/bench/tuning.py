@@ -200,6 +200,7 @@ def _tune(
     entrants: dict[int, Entrant] = {}
     looks: dict[int, float] = {}
     shares: dict[int, float] = {}
+    rates: dict[int, float] = {}
     for candidate, code in zip(tried, codes, strict=True):
         at = candidates.index(candidate)
         try:
@@ -217,7 +218,8 @@ def _tune(
                 return Tuned(kernel.key, subject.workload.name, reason=reason)
             continue
         entrants[at] = entrant
-        shares[at] = predict(candidate, target(subject.problem.target), multiprocessors, code).share
+        found = predict(candidate, target(subject.problem.target), multiprocessors, code)
+        shares[at], rates[at] = found.share, 1.0 / found.seconds if found.seconds else 0.0
     if not looks:
         return Tuned(kernel.key, subject.workload.name, reason=reason or "nothing could be timed")
     own = candidates.index(chosen)
@@ -228,7 +230,7 @@ def _tune(
     return Tuned(
         kernel.key, subject.workload.name, candidates[best].params, times[best], times.get(own), len(looks),
         reason=reason, subject=subject, entry=kernel, model=shares[best],
-        agreement=agreement([shares[i] for i in places], [looks[i] for i in places]),
+        agreement=agreement([rates[i] for i in places], [looks[i] for i in places]),
         trials=tuple(Tried(candidates[i].params, looks[i], shares[i]) for i in places),
     )  # fmt: skip
 

@@ -70,6 +70,15 @@ def test_barriers_cost(tmp_path) -> None:
     assert b.share == pytest.approx(a.share / (1 + ALPHA * b.sync)) and b.share < a.share
 
 
+def test_seconds_count_what_all_warps_issue(tmp_path) -> None:
+    found, codes = candidates(tmp_path, (256, 1024), 132)
+    for block, code in codes.items():
+        seen = predict(found[block], DEVICE, 132, code)
+        warps = 132 * 1024 // 32
+        assert seen.seconds == pytest.approx(instructions(code.cubin, code.entry)[0] * warps / seen.throughput)
+        assert predict(found[block], DEVICE, 132).seconds == 0.0
+
+
 def test_nothing_to_do(tmp_path) -> None:
     found, _ = candidates(tmp_path, (256,), 0)
     assert predict(found[256], DEVICE, 132).share == 0.0
