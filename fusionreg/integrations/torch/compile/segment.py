@@ -15,10 +15,11 @@ from . import autocast
 from .guards import Extents
 from .lowering import Lowered, lower
 from .options import Options
+from .reach import Reach
 from .reading import Traced, read
 from .report import FusedSite, LostSite, Report
 from .retrace import to_aten
-from .weaving import Reach, weave
+from .weaving import weave
 
 if TYPE_CHECKING:
     from fusionreg.api import Registry

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,10 @@ from fusionreg.core.matcher.match import Match
 from .. import schemas
 from ..aten import SILENT
 from ..operators import Operators
-from ..program import Call, Program, Ref, TensorMeta, refs
+from ..program import Call, NumberMeta, Program, Ref, refs
 from .glue import constant, glued, make, operands
 from .lowering import Lowered, visible
+from .reach import place
 from .reading import FOREIGN, Traced
 
 
@@ -35,73 +36,11 @@ def weave(
     Args:
         traced: what was traced.
         lowered: its graph, in which the matches were found.
-        chosen: matches that :meth:`Reach.refusal` has nothing against.
+        chosen: matches that :meth:`.reach.Reach.refusal` has nothing against.
         operators: where the calls come from.
         first_site: number of the first site with a dropout; each gets one of its own.
     """
     return _Weaver(traced, lowered, chosen, operators, first_site).run()
-
-
-class Reach:
-    """Which values of the lifted graph a program can compute."""
-
-    def __init__(self, traced: Traced, lowered: Lowered) -> None:
-        self.graph: Graph = lowered.graph
-        self.seeds = lowered.seeds
-        self.visible = visible(lowered, traced.program)
-        self.calls = traced.program.calls
-        self.writers = {o: i for i, c in enumerate(self.calls) for o in c.outputs if o}
-
-    def refusal(self, match: Match) -> str | None:
-        """Why a fused call could not be put in the place of a match, None where it can."""
-        for tensor, name in match.inputs.items():
-            if not self._found(name):
-                return f"its operand {tensor} is no value of the traced program"
-        for tensor, name in match.outputs.items():
-            if name not in self.visible and not self._leaves(name):
-                return f"its result {tensor} is no value of the traced program"
-        return None
-
-    def covered(self, match: Match) -> tuple[str, ...]:
-        """The calls of the program that a site takes the place of, in their order: targets without overloads."""
-        stops = self._origins(match.inputs.values())
-        pending = [self.visible[v] for v in match.outputs.values() if v in self.visible]
-        found: set[int] = set()
-        while pending:
-            name = pending.pop()
-            at = self.writers.get(name)
-            if name in stops or at is None or at in found:
-                continue
-            found.add(at)
-            pending += self.calls[at].refs()
-        return tuple(self.calls[i].target.rpartition(".")[0] for i in sorted(found))
-
-    def _origins(self, names: Iterable[str]) -> set[str]:
-        """The values of the program that values of the graph are made of, by what may stand between."""
-        found: set[str] = set()
-        pending = list(names)
-        while pending:
-            name = pending.pop()
-            if name in self.visible:
-                found.add(self.visible[name])
-            elif name in self.graph.producers:
-                pending += operands(self.graph, self.graph.producers[name]) or ()
-        return found
-
-    def _found(self, name: str) -> bool:
-        if name in self.visible or name in self.seeds:
-            return True
-        if name in self.graph.constants:
-            return constant(self.graph, name) is not None
-        node = self.graph.producers.get(name)
-        needs = operands(self.graph, node) if node is not None else None
-        return needs is not None and all(map(self._found, needs))
-
-    def _leaves(self, name: str) -> bool:
-        """Whether everything that reads a value only moves it into a value of the program."""
-        readers = self.graph.consumers.get(name, ())
-        moved = [n.outputs[0] for n in readers if glued(self.graph, n) and n.inputs[0] == name]
-        return bool(readers) and len(moved) == len(readers) and all(m in self.visible or self._leaves(m) for m in moved)
 
 
 #: What reading makes of ``aten.batch_norm`` in training: it gives the running statistics that the other writes.
@@ -206,14 +145,19 @@ class _Weaver:
             self._fuse(self.sites[name])
             return self.woven[name]
         if name in self.visible and self._site_of(name) is None:
-            return self.value(self.visible[name])
-        if name in self.graph.constants:
+            made = self.value(self.visible[name])
+            if not isinstance(self.program.metas.get(self.visible[name]), NumberMeta):
+                return made
+            dtype = schemas.torch_dtype(self.graph.values[name].dtype)
+            keywords: dict[str, Any] = {"dtype": dtype, "device": place(self.traced)}
+            made = self.out.call_function(torch.ops.aten.scalar_tensor.default, (made,), keywords)
+        elif name in self.graph.constants:
             value, meta = constant(self.graph, name), self.graph.values[name]
             assert value is not None
             dtype = schemas.torch_dtype(meta.dtype)
             shape = list(meta.shape or ())
             made = self.out.call_function(
-                torch.ops.aten.full.default, (shape, value), {"dtype": dtype, "device": self._device()}
+                torch.ops.aten.full.default, (shape, value), {"dtype": dtype, "device": place(self.traced)}
             )
         else:
             node = self.graph.producers[name]
@@ -221,13 +165,6 @@ class _Weaver:
             made = make(self.out, [self._inner(i) for i in needs], self.graph, node)
         self.woven[name] = made
         return made
-
-    def _device(self) -> torch.device:
-        for spec in self.program.inputs:
-            value = self.traced.values.get(spec.name)
-            if isinstance(value, torch.Tensor) and (value.dim() or value.device.type != "cpu"):
-                return value.device
-        return torch.device("cpu")
 
     def _fuse(self, match: Match) -> None:
         entry = self.operators.registry.catalog[match.fusion]
@@ -310,4 +247,4 @@ def _symbolic(target: str) -> Any:
     return found
 
 
-__all__ = ["Reach", "TensorMeta", "weave"]
+__all__ = ["weave"]

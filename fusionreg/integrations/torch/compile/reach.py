@@ -1,0 +1,89 @@
+"""Which values of a lifted graph its program can compute: what a fused call may take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from fusionreg.core.ir import Graph
+from fusionreg.core.matcher.match import Match
+
+from .glue import constant, glued, operands
+from .lowering import Lowered, visible
+from .reading import Traced
+
+
+class Reach:
+    """Which values of the lifted graph a program can compute."""
+
+    def __init__(self, traced: Traced, lowered: Lowered) -> None:
+        self.graph: Graph = lowered.graph
+        self.seeds = lowered.seeds
+        self.values, self.place = traced.values, place(traced)
+        self.visible = visible(lowered, traced.program)
+        self.calls = traced.program.calls
+        self.writers = {o: i for i, c in enumerate(self.calls) for o in c.outputs if o}
+
+    def refusal(self, match: Match) -> str | None:
+        """Why a fused call could not be put in the place of a match, None where it can."""
+        for tensor, name in match.inputs.items():
+            if not self._found(name):
+                return f"its operand {tensor} is no value of the traced program"
+        for tensor, name in match.outputs.items():
+            if name not in self.visible and not self._leaves(name):
+                return f"its result {tensor} is no value of the traced program"
+        return None
+
+    def covered(self, match: Match) -> tuple[str, ...]:
+        """The calls of the program that a site takes the place of, in their order: targets without overloads."""
+        stops = self._origins(match.inputs.values())
+        pending = [self.visible[v] for v in match.outputs.values() if v in self.visible]
+        found: set[int] = set()
+        while pending:
+            name = pending.pop()
+            at = self.writers.get(name)
+            if name in stops or at is None or at in found:
+                continue
+            found.add(at)
+            pending += self.calls[at].refs()
+        return tuple(self.calls[i].target.rpartition(".")[0] for i in sorted(found))
+
+    def _origins(self, names: Iterable[str]) -> set[str]:
+        """The values of the program that values of the graph are made of, by what may stand between."""
+        found: set[str] = set()
+        pending = list(names)
+        while pending:
+            name = pending.pop()
+            if name in self.visible:
+                found.add(self.visible[name])
+            elif name in self.graph.producers:
+                pending += operands(self.graph, self.graph.producers[name]) or ()
+        return found
+
+    def _found(self, name: str) -> bool:
+        if name in self.seeds:
+            return True
+        if name in self.visible:
+            value = self.values.get(self.visible[name])
+            return not isinstance(value, torch.Tensor) or value.device == self.place
+        if name in self.graph.constants:
+            return constant(self.graph, name) is not None
+        node = self.graph.producers.get(name)
+        needs = operands(self.graph, node) if node is not None else None
+        return needs is not None and all(map(self._found, needs))
+
+    def _leaves(self, name: str) -> bool:
+        """Whether everything that reads a value only moves it into a value of the program."""
+        readers = self.graph.consumers.get(name, ())
+        moved = [n.outputs[0] for n in readers if glued(self.graph, n) and n.inputs[0] == name]
+        return bool(readers) and len(moved) == len(readers) and all(m in self.visible or self._leaves(m) for m in moved)
+
+
+def place(traced: Traced) -> torch.device:
+    """Where the tensors of a program are; numbers in CPU tensors without axes go anywhere, and do not count."""
+    for spec in traced.program.inputs:
+        value = traced.values.get(spec.name)
+        if isinstance(value, torch.Tensor) and (value.dim() or value.device.type != "cpu"):
+            return value.device
+    return torch.device("cpu")
