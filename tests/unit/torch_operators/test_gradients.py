@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch_operators import SITES, Site
@@ -123,6 +125,33 @@ def test_parameters_of_a_module_train(operators):
     torch.optim.SGD(twin.parameters(), 0.1).step()
     close(norm.weight, twin.weight)
     close(norm.bias, twin.bias)
+
+
+def test_saved_tensors_may_be_kept_elsewhere(operators):
+    """``save_on_cpu`` packs what is saved and gives copies back."""
+    site = SITES["gelu_dropout_layernorm"]
+    tensors = site.tensors(grad=True)
+    inputs = [t for t in tensors.values() if t.requires_grad]
+    with torch.autograd.graph.save_on_cpu():
+        outputs = called(operators, site, tensors)
+    for found, right in zip(
+        differentiated(outputs, site, inputs), differentiated(site.expected(tensors), site, inputs), strict=True
+    ):
+        close(found, right)
+
+
+def test_passes_in_several_threads(operators):
+    site = SITES["residual_rmsnorm"]
+
+    def train(seed):
+        tensors = {n: (t.detach() * (1 + seed)).requires_grad_() for n, t in site.tensors().items()}
+        return tensors, differentiated(called(operators, site, tensors), site, list(tensors.values()))
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(train, range(8)))
+    for tensors, found in results:
+        for f, r in zip(found, differentiated(site.expected(tensors), site, list(tensors.values())), strict=True):
+            torch.testing.assert_close(f, r, rtol=5e-5, atol=5e-4)
 
 
 # --- what cannot be had ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sympy
 import torch
+from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.source import LocalSource
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -168,6 +169,36 @@ def test_meta_tensors(operators):
     outputs = operators["norm.batchnorm_add_relu"](*tensors)
     assert [o.device.type for o in outputs] == ["meta"] * 5
     assert outputs[0].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_autograd(operators, backend):
+    """The backward pass of the whole program in one graph."""
+    first, second = operators["norm.layernorm"], operators["norm.residual_rmsnorm"]
+    x, scale, bias = (torch.randn(s, requires_grad=True) for s in ((4, 40), (40,), (40,)))
+
+    def gradients():
+        y, h = second(first(x, scale, bias).sin(), x, scale)
+        return torch.autograd.grad((y * h).pow(2).sum(), (x, scale, bias))
+
+    torch._dynamo.reset()
+    with compiled_autograd._enable(torch.compile(backend=backend, fullgraph=True)):
+        found = gradients()
+    close(found, gradients())
+
+
+def test_exported_programs(operators):
+    """``torch.export`` keeps the operator and the symbol of its rows."""
+    op, scale, bias = operators["norm.layernorm"], torch.rand(40), torch.randn(40)
+
+    class Norm(torch.nn.Module):
+        def forward(self, x):
+            return op(x, scale, bias)
+
+    program = torch.export.export(Norm(), (torch.randn(3, 40),), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    assert op in [n.target for n in program.graph.nodes]
+    x = torch.randn(7, 40)
+    assert torch.equal(program.module()(x), op(x, scale, bias))
 
 
 @pytest.mark.slow

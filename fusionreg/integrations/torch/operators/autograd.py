@@ -92,22 +92,22 @@ def _below(op: Any, keyset: Any) -> Call:
     return call
 
 
-def _apply(function: Any, call: Call, *arguments: Any) -> Any:
+def _apply(function: Callable[..., Any], call: Call, *arguments: Any) -> Any:
     """An autograd function at the level of the innermost transform of ``torch.func``, where there is one; what it calls
     is for the transforms outside to differentiate."""
     if torch._C._functorch.peek_interpreter_stack() is None:
-        return function.apply(call, *arguments)
+        return function(call, *arguments)
 
     def outside(tensors: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
             return call(tensors, attributes)
 
     with enable_single_level_autograd_function():
-        return function.apply(outside, *arguments)
+        return function(outside, *arguments)
 
 
-def differentiable(entry: FusionEntry, gradients: Gradients, backward: Any) -> Any:
-    """The autograd function of a fusion: ``apply(call, attributes, *tensors)``."""
+def differentiable(entry: FusionEntry, gradients: Gradients, backward: Any) -> Callable[..., Any]:
+    """The autograd function of a fusion, of ``(call, attributes, *tensors)``."""
     fusion, outputs, inputs = entry.name, tuple(entry.outputs), len(entry.inputs)
     sources = tuple(gradients.sources.values())
     kept = tuple((s.kind == "input", s.index) for s in sources if s.kind != "gradient")
@@ -145,7 +145,7 @@ def differentiable(entry: FusionEntry, gradients: Gradients, backward: Any) -> A
     return _function(fusion, forward, apply_backward)
 
 
-def _last(fusion: str) -> Any:
+def _last(fusion: str) -> Callable[..., Any]:
     """The autograd function of a backward fusion: gradients of its results are an error, never a silent zero."""
 
     def forward(ctx: Any, call: Call, attributes: dict[str, Any], *tensors: Any) -> Any:
@@ -160,10 +160,16 @@ def _last(fusion: str) -> Any:
     return _function(fusion, forward, apply_backward)
 
 
-def _function(fusion: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
-    """Not a ``Function``: an operator is asked level by level where transforms are nested, as torch's own are."""
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type(f"{fusion.replace('.', '_')}_differentiable", (_SingleLevelFunction,), methods)
+def _function(fusion: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The ``apply`` of an autograd function; no ``Function``, which would want to see to transforms itself: an operator
+    is asked level by level where they are nested, as torch's own are."""
+    methods = {
+        "forward": staticmethod(forward), "backward": staticmethod(backward),
+        "_compiled_autograd_key": staticmethod(lambda ctx: (ctx._autograd_function_id,)),  # as of a `Function`
+    }  # fmt: skip
+    made = type(f"{fusion.replace('.', '_')}_differentiable", (_SingleLevelFunction,), methods)
+    applied: Callable[..., Any] = made.apply  # type: ignore[attr-defined]
+    return applied
 
 
 def _check_tangents(fusion: str, tensors: Sequence[Any]) -> None:
