@@ -1,4 +1,5 @@
-"""Fusions in PyTorch programs: ``fusionreg.torch.ops.<family>.<fusion>(…)``.
+"""Fusions in PyTorch programs: ``torch.compile(model, backend="fusionreg")``, and
+``fusionreg.torch.ops.<family>.<fusion>(…)``.
 
 >>> from fusionreg.torch import ops
 >>> y, h = ops.norm.residual_rmsnorm(x, residual, scale, epsilon=1e-6)
@@ -10,11 +11,45 @@ are loaded at the first use of ``ops``.
 
 from __future__ import annotations
 
-from fusionreg.api import load_registry
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from fusionreg.api import Registry, load_registry
+from fusionreg.integrations.torch.compile import FusionWarning, Options, Report, compile_graph
 from fusionreg.integrations.torch.operators import Operators
 from fusionreg.integrations.torch.operators.namespace import Ops
 
-__all__ = ["Operators", "Ops", "ops"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FusionWarning", "Operators", "Ops", "Options", "Report", "backend", "ops"]
 
 ops = Ops(load_registry)
 """The functions of all installed plugins; ``ops.use(registry)`` are those of another registry."""
+
+
+def backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend behind ``torch.compile(model, backend="fusionreg")``, for a graph that Dynamo captured.
+
+    Args:
+        gm, example_inputs: as Dynamo hands them over.
+        options: by name, as :class:`Options` documents them.
+        mode: as of ``torch.compile``, for Inductor.
+
+    Returns: a callable of the graph's inputs.
+    Raises: :class:`UnknownNameError` or :class:`ArgumentError` for wrong options.
+    """
+    return compile_graph(gm, example_inputs, load=_installed, options=options, mode=mode)
+
+
+@cache
+def _installed(device: str) -> Registry:
+    """The registry of all installed plugins, loaded once: operators keep their names."""
+    return load_registry(device="auto" if device == "cuda" else device)

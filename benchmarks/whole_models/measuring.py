@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import fusionreg
-from fusionreg.integrations.torch.compile import Report, backend
+from fusionreg.torch import Report, backend
 from whole_models.architectures import ARCHITECTURES, Subject
 
 ROUNDS, WARM = 9, 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fusionreg.integrations.torch.compile import Options
+from fusionreg.torch import Options
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch-compile.md"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fusionreg
-from fusionreg.integrations.torch.compile import Report, backend
+from fusionreg.torch import Report, backend
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fusionreg.core.errors import ArgumentError, UnknownNameError
-from fusionreg.integrations.torch.compile import FusionWarning
+from fusionreg.torch import FusionWarning
 
 from .conftest import fused, same
 
@@ -260,7 +260,7 @@ def test_policy_off(compiled: Any, reports: Any) -> None:
     ],
 )
 def test_wrong_options(options: Any, error: type[Exception], words: str) -> None:
-    from fusionreg.integrations.torch.compile import Options
+    from fusionreg.torch import Options
 
     with pytest.raises(error, match=words):
         Options.parse(options)

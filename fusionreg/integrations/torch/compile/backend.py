@@ -1,11 +1,10 @@
-"""The backend: entry point ``fusionreg`` of group ``torch_dynamo_backends``."""
+"""One graph of Dynamo: fused where something is known, the rest compiled by another backend."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,6 @@ from torch._dynamo.backends.registry import lookup_backend
 from fusionreg.core.errors import ModelError
 
 from ..graphs.graphed import graphed
-from ..operators import Operators
 from .options import Options
 from .report import Report
 from .segment import Fuser
@@ -30,10 +28,11 @@ class FusionWarning(UserWarning):
     """A graph in which nothing was fused, or that could not be rewritten."""
 
 
-def backend(
+def compile_graph(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
+    load: Callable[[str], Registry],
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
@@ -42,6 +41,7 @@ def backend(
     Args:
         gm: the graph, before autograd: fused calls are differentiable operators in it.
         example_inputs: as Dynamo hands them over; passed on.
+        load: device → the registry to use where the options name none.
         options: see :class:`Options`.
         mode: as of ``torch.compile``, for the inner backend.
 
@@ -49,30 +49,33 @@ def backend(
     """
     chosen = Options.parse(options)
     start = time.perf_counter()
-    fuser = Fuser(*_fusing(chosen), chosen)
+    registry = chosen.registry if chosen.registry is not None else load(chosen.device)
+    fuser = Fuser(registry, chosen)
     rewritten = rewrite_graph(gm, fuser.rewrite)
     report = Report.joined(fuser.reports, chosen.policy, time.perf_counter() - start)
     _tell(report, chosen)
     if chosen.inner == "eager":
-        made = _eager(rewritten, example_inputs, chosen)
+        made = _eager(rewritten, example_inputs, registry, chosen)
     else:
         made = _inductor(rewritten, example_inputs, chosen, mode)
     return graphed(made, example_inputs) if chosen.cuda_graph else made
 
 
-def _eager(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _eager(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], registry: Registry, options: Options
+) -> Callable[..., Any]:
     """What autograd makes of the graph, forward and backward by themselves, with more fused: no gradients are left to
     ask for, so that what has no backward fusion can be taken as well."""
 
     def compiler(stage: str) -> Callable[..., Any]:
-        def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        def fuse(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
             start = time.perf_counter()
-            fuser = Fuser(*_fusing(options), options)
+            fuser = Fuser(registry, options)
             made = fuser.rewrite_traced(module)
             _tell(Report.joined(fuser.reports, options.policy, time.perf_counter() - start, stage), options)
             return make_boxed_func(made.forward)
 
-        return compile_graph
+        return fuse
 
     made = aot_autograd(
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference")
@@ -87,18 +90,6 @@ def _inductor(
     if mode is not None and mode != "default":
         patches = {**torch._inductor.list_mode_options(mode), **patches}
     return lookup_backend("inductor")(gm, list(example_inputs), **({"options": patches} if patches else {}))
-
-
-def _fusing(options: Options) -> tuple[Registry, Operators]:
-    registry = options.registry if options.registry is not None else _installed(options.device)
-    return registry, Operators.of(registry)
-
-
-@cache
-def _installed(device: str) -> Registry:
-    from fusionreg.api import load_registry
-
-    return load_registry(device="auto" if device == "cuda" else device)
 
 
 def _tell(report: Report, options: Options) -> None:
@@ -118,4 +109,4 @@ def _tell(report: Report, options: Options) -> None:
         )
 
 
-__all__ = ["FusionWarning", "backend"]
+__all__ = ["FusionWarning", "compile_graph"]

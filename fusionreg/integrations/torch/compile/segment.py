@@ -32,8 +32,9 @@ class Fuser:
         reports: one for each segment that was looked at.
     """
 
-    def __init__(self, registry: Registry, operators: Operators, options: Options) -> None:
-        self.registry, self.operators, self.options = registry, operators, options
+    def __init__(self, registry: Registry, options: Options) -> None:
+        self.registry, self.options = registry, options
+        self.operators = Operators.of(registry)
         self.reports: list[Report] = []
         self.sites = 0
 
