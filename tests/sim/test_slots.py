@@ -99,3 +99,37 @@ def test_vectors_and_single_elements_agree(catalog):
         np.testing.assert_allclose(z[keep], want[keep], rtol=1e-5)
         assert not z[~keep].any() and keep.dtype == bool and keep.any() and not keep.all()
         assert registry.runtime.kernels_used == {"slotted.softmax.both/k": 1 if n == 24 else 2}
+
+
+def test_a_result_that_nobody_reads_is_written_all_the_same():
+    """The sum before a last RMSNorm: no other operator reads it, but the kernel has it among its results."""
+    from fusionreg import load_registry
+    from fusionreg.core.ir import GraphBuilder, Value
+    from fusionreg.model import FusedModel
+
+    g = GraphBuilder("last")
+    for name in ("x", "r", "gate"):
+        g.input(name, "float32", (5, 40))
+    g.input("w", "float32", (40,))
+    row = (5, 40)
+    g.node("Add", ("x", "r"), (Value("h", "float32", row),))
+    g.node("RMSNormalization", ("h", "w"), (Value("n", "float32", row),), attrs={"axis": -1, "epsilon": 1e-6})
+    g.node("Mul", ("n", "gate"), (Value("y", "float32", row),))
+    registry = load_registry(device="sim")
+    graph = registry.graph(g.build(["y"]))
+
+    def refuses(match):
+        return None if match.base == "norm.residual_rmsnorm" else "not this one"
+
+    plan = registry.plan(graph, policy="aggressive", refuses=refuses)
+    (match,) = plan.chosen
+    assert set(match.outputs.values()) == {"h", "y"}
+    rng = np.random.default_rng(0)
+    x, r, gate = (rng.standard_normal(row, np.float32) for _ in range(3))
+    w = rng.random(40, np.float32)
+    model = FusedModel.build(graph, plan, registry.catalog, registry.runtime)
+    y = model(x=x, r=r, gate=gate, w=w)["y"]
+    h = (x + r).astype(np.float64)
+    expected = h / np.sqrt((h * h).mean(-1, keepdims=True) + 1e-6) * w * gate
+    assert np.abs(y - expected).max() < 1e-5
+    assert model.sites[0].status == "fused"

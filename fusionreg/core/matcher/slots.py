@@ -190,7 +190,8 @@ def _write(
     program.names.update({v: n for n, v in (*match.inputs.items(), *match.outputs.items())})
     inputs = {n: v for n, v in match.inputs.items() if v not in made}
     types = {n: fusion.inputs[n].text for n in inputs}
-    outputs = {n: v for n, v in match.outputs.items() if program.visible(v)}
+    open_ = {side.slot.name for side in behind}  # what kernels hold there need not be written; all else they write
+    outputs = {n: v for n, v in match.outputs.items() if n not in open_ or program.visible(v)}
     results = {n: fusion.outputs[n].text for n in outputs}
     lines: list[list[str]] = []
     for sides in (front, behind):
