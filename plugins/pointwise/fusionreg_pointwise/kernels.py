@@ -96,8 +96,8 @@ RAGGED = KernelSpec(
     regions="*",
     strides="*",
     requires=("returned_bytes == 0",),
-    params={"VEC": (16, 8, 4, 2), "WIDTH": (1, 2)},
-    valid=("VEC * element_bytes == 16", "WIDTH == (2 if VEC <= 4 else 1)"),  # 256 threads at least, few registers
+    params={"VEC": (8, 4, 2), "WIDTH": (1, 2)},
+    valid=("VEC == min(8, 16 // element_bytes)", "WIDTH == (2 if VEC <= 4 else 1)"),  # 256 threads, few registers
     constants={"LINES": "8 * VEC", "COLUMNS": "8 * VEC * WIDTH", "THREADS": "min(256, 64 * VEC * WIDTH)"},
     grid=(
         "ceildiv(columns + VEC - 1, COLUMNS - VEC)",
