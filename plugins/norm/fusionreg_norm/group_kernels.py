@@ -49,7 +49,7 @@ def kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
         ),
         _twice(flags),
-        _ring(flags),
+        _stream(flags),
         _tiles(
             "last_tiles", "SPREAD", "channels last: some groups in the registers of a cluster, read once", flags,
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
@@ -91,8 +91,6 @@ def _plain(
 
 #: Teams that all blocks make up; each takes one group, or slice of groups, at a time.
 TEAM_COUNTS = {"TEAMS": (1, 2, 4, 8, 16, 32)}
-#: Bytes of a block's ring and of its table of channels, at most.
-RING = 228000
 
 
 def _twice(flags: Mapping[str, str]) -> KernelSpec:
@@ -121,42 +119,30 @@ def _twice(flags: Mapping[str, str]) -> KernelSpec:
         cooperative=True,
         min_blocks=2,
         workspace=f"N * groups * {blocks} * 8",
-        estimate=f"8e-6 + {rounds} * (1e-6 + 2 * TEAMS * {BYTES} / 3.4e12) + 2 * TEAMS * {BYTES} / 4e12",
+        estimate=f"9e-6 + {rounds} * (3e-6 + 2 * TEAMS * {BYTES} / 2e12) + 2 * TEAMS * {BYTES} / 4e12",
     )  # fmt: skip
 
 
-def _ring(flags: Mapping[str, str]) -> KernelSpec:
-    """Group after group through rings of chunks in the shared memory of teams of blocks."""
-    blocks = f"max(1, min(multiprocessors // TEAMS, ceildiv({BYTES}, FINISHERS * 16)))"
-    chunks = f"ceildiv(ceildiv({BYTES}, 16 * {blocks}), STEPS * FINISHERS)"
-    rounds = "ceildiv(N * groups, TEAMS)"
-    table = "C // groups * 32"
-    slots = f"min({rounds} * {chunks}, ({RING} - {table}) // (STEPS * FINISHERS * 16))"
+def _stream(flags: Mapping[str, str]) -> KernelSpec:
+    """Group after group in the shared memory of teams of blocks, two of which share a multiprocessor."""
+    blocks = TEAM.format("multiprocessors * 2", BYTES)
+    memory = f"ceildiv({BYTES}, {blocks} * 16) * 16 + C // groups * 16"
     return KernelSpec(
         name="stream",
         template="group_forward_stream.cu.j2",
-        summary="teams of blocks, group after group, read once; the next ones arrive while one is finished",
+        summary="teams of blocks, each with a group in its shared memory, read once, as the one before leaves",
         targets=LARGE,
-        requires=(WHOLE, FEW, "C // groups * S < 2147483648", f"{table} <= 65536"),
-        params={
-            "WHOLE": (1, 0), "TEAMS": (1, 2, 4, 8, 16, 33, 66, 132), "STEPS": (2,), "LOOKERS": (256,),
-            "FINISHERS": (512,),
-        },
-        valid=(
-            "WHOLE == 0 or S * bits(T) % 128 == 0",
-            f"TEAMS <= N * groups and TEAMS <= multiprocessors and {slots} >= min(2, {rounds}) * {chunks}",
-        ),
-        constants={
-            **flags, "THREADS": "LOOKERS + FINISHERS + 32", "TURN": "4", "EARLY": "0", "RING": str(RING),
-            "PACKED": "1 if bits(T) == 16 else 0",
-        },
+        requires=(WHOLE, FEW, "C // groups * S < 2147483648"),
+        params={"WHOLE": (1, 0), **TEAM_COUNTS, "THREADS": (256,)},
+        valid=("WHOLE == 0 or S * bits(T) % 128 == 0", TEAMS.format("N * groups", 2, memory)),
+        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "TURN": "4", "EARLY": "0"},
         grid=f"TEAMS * {blocks}",
-        block="LOOKERS + FINISHERS + 32",
-        shared_memory=f"{slots} * STEPS * FINISHERS * 16 + {table}",
+        block="THREADS",
+        shared_memory=memory,
         cooperative=True,
-        min_blocks=1,
+        min_blocks=2,
         workspace=f"N * groups * {blocks} * 8",
-        estimate=f"8e-6 + {rounds} * (2e-6 + 2 * TEAMS * {BYTES} / 3.8e12) + 2 * TEAMS * {BYTES} / 4e12",
+        estimate=_rounds("N * groups", BYTES, "3.4e12"),
     )
 
 
