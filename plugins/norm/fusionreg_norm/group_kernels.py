@@ -218,6 +218,7 @@ def _tiles(
     """A slice of groups, channels last, in the registers of so many blocks."""
     units = "N * (groups // SLICE)"
     each = f"ceildiv(S // 8, {blocks})"
+    idle = f"TILES * THREADS * VEC * 8 * {blocks} / ({WIDTH} * S + 1)"  # elements that there is room for, to one
     return KernelSpec(
         name=name,
         template="group_forward_tiles.cu.j2",
@@ -243,7 +244,7 @@ def _tiles(
         block="THREADS",
         shared_memory=f"0 if SLICE == 1 else {ROWS} * {WIDTH} * 8 + max(THREADS, {WIDTH}) * 8 + {WIDTH} * 8",
         min_blocks=1,
-        estimate="5e-6 + 2 * N * C * S * bits(T) / 8 / 2.5e12",
+        estimate=f"4e-6 + (VEC == 8) * 1e-6 + {idle} * (1 if SLICE == 1 else 3) * N * C * S * bits(T) / 1e13",
         **{**fields, **({"workspace": f"N * groups * {blocks} * 8"} if grid else {})},
     )  # fmt: skip
 
