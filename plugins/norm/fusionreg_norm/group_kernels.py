@@ -244,7 +244,8 @@ def _tiles(
         block="THREADS",
         shared_memory=f"0 if SLICE == 1 else {ROWS} * {WIDTH} * 8 + max(THREADS, {WIDTH}) * 8 + {WIDTH} * 8",
         min_blocks=1,
-        estimate=f"{'6e-6' if grid else '4e-6'} + (VEC == 8) * 1e-6 + {idle} * (1 if SLICE == 1 else 3) * N * C * S * bits(T) / 1e13",
+        estimate=f"{6e-6 if grid else 4e-6} + (VEC == 8) * 1e-6"
+        f" + {idle} * (1 if SLICE == 1 else 3) * N * C * S * bits(T) / 1e13",
         **{**fields, **({"workspace": f"N * groups * {blocks} * 8"} if grid else {})},
     )  # fmt: skip
 
