@@ -48,7 +48,6 @@ def kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             "cluster", "SPREAD", "a group in the shared memory of a cluster of blocks, read once", flags,
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
         ),
-        _twice(flags),
         _stream(flags),
         _tiles(
             "last_tiles", "SPREAD", "channels last: some groups in the registers of a cluster, read once", flags,
@@ -91,36 +90,6 @@ def _plain(
 
 #: Teams that all blocks make up; each takes one group, or slice of groups, at a time.
 TEAM_COUNTS = {"TEAMS": (1, 2, 4, 8, 16, 32)}
-
-
-def _twice(flags: Mapping[str, str]) -> KernelSpec:
-    """Group after group by teams of blocks, the second time from the cache."""
-    blocks = f"max(1, min(multiprocessors * 2 // TEAMS, ceildiv({BYTES}, THREADS * 16)))"
-    rounds = "ceildiv(N * groups, TEAMS)"
-    return KernelSpec(
-        name="twice",
-        template="group_forward_twice.cu.j2",
-        summary="teams of blocks, group after group, read a second time from the cache",
-        targets=LARGE,
-        requires=(WHOLE, FEW, "C // groups * S < 2147483648", "C // groups <= 4096"),
-        params={
-            "WHOLE": (1, 0), "TEAMS": (1, 2, 4, 8, 16, 33, 66, 132, 264), "AHEAD": (2, 1), "STEPS": (2,),
-            "THREADS": (512,),
-        },
-        valid=(
-            "WHOLE == 0 or S * bits(T) % 128 == 0",
-            "TEAMS <= N * groups and TEAMS <= multiprocessors * 2",
-            f"AHEAD == 2 or {blocks} == 1",
-        ),
-        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "TURN": "4", "EARLY": "0"},
-        grid=f"TEAMS * {blocks}",
-        block="THREADS",
-        shared_memory="C // groups * 16",
-        cooperative=True,
-        min_blocks=2,
-        workspace=f"N * groups * {blocks} * 8",
-        estimate=f"9e-6 + {rounds} * (3e-6 + 2 * TEAMS * {BYTES} / 2e12) + 2 * TEAMS * {BYTES} / 4e12",
-    )  # fmt: skip
 
 
 def _stream(flags: Mapping[str, str]) -> KernelSpec:

@@ -188,7 +188,6 @@ _GATED = Region(
     dtypes={"T": ("bfloat16",)},
     extents={"N": 2, "C": 24, "S": 256},
     cases=(Case(name="many_groups", axes={"N": 3, "C": 24, "S": 256}, attributes={"groups": 2}),),
-    pending="no GPU has run all its cases",
 )
 
 

@@ -7,30 +7,14 @@ from fusionreg.core.spec import FusionSpec
 REASON = "no GPU has run all its cases as it now is"
 
 #: Fusion → kernels without evidence from a GPU.
-UNPROVEN = {
-    "norm.dropout_residual_layernorm_unbiased": ("stream", "rows", "strided", "spread", "long"),
-    "norm.gelu_dropout_layernorm_unbiased": ("stream", "rows", "strided", "spread", "long"),
-    "norm.layernorm_unbiased": ("stream", "rows", "strided", "spread", "long"),
-    "norm.dropout_residual_layernorm": ("rows", "strided", "spread"),
-    "norm.gelu_dropout_layernorm": ("rows", "strided", "spread"),
-    "norm.residual_rmsnorm": ("rows", "strided", "spread"),
-    "norm.rmsnorm": ("rows", "strided", "spread"),
-    "norm.layernorm": ("rows", "strided", "spread"),
-    "norm.batchnorm_relu_backward": ("planes",),
-    "norm.groupnorm_swish": (
-        "plain", "strided", "cluster", "stream", "twice", "last_tiles", "last_grid", "last_cluster", "last_stream",
-    ),
-    "norm.groupnorm_swish_backward": ("cluster", "last", "team"),
-    "norm.groupnorm_swish_dropout": (
-        "plain", "strided", "cluster", "stream", "twice", "last_tiles", "last_grid", "last_cluster", "last_stream",
-    ),
-    "norm.groupnorm_swish_dropout_backward": ("cluster", "last", "team"),
-    "norm.dropout_residual_layernorm_backward": ("columns", "rows"),
-    "norm.gelu_dropout_layernorm_backward": ("columns", "rows"),
-    "norm.layernorm_backward": ("columns", "rows", "stream"),
-    "norm.residual_rmsnorm_backward": ("columns", "rows", "stream"),
-    "norm.rmsnorm_backward": ("columns", "rows", "stream"),
-    "norm.swish_dropout": ("elements",),
+UNPROVEN: dict[str, tuple[str, ...]] = {
+    "norm.gelu_dropout_layernorm_unbiased": ("rows",),  # a row of GELU's tails alone: 4 elements of 1e-24 are off
+    "norm.groupnorm_swish_dropout": ("cluster",),
+    "norm.dropout_residual_layernorm_backward": ("columns",),
+    "norm.gelu_dropout_layernorm_backward": ("columns",),
+    "norm.layernorm_backward": ("columns",),
+    "norm.residual_rmsnorm_backward": ("columns",),
+    "norm.rmsnorm_backward": ("columns",),
 }
 
 
