@@ -14,8 +14,8 @@ pytestmark = pytest.mark.gpu
 
 from torch._dynamo.backends.registry import lookup_backend  # noqa: E402
 
-from fusionreg.torch import backend as fusionreg_backend  # noqa: E402
 from fusionreg.integrations.torch.graphs import graphed  # noqa: E402
+from fusionreg.torch import backend as fusionreg_backend  # noqa: E402
 
 
 @pytest.fixture
