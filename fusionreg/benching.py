@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fusionreg.core.bench import Outcome, Results, gains, measure, subjects
-from fusionreg.core.bench import outdated as core_outdated
+from fusionreg.core.bench import Outcome, Results, current, gains, measure, subjects
 from fusionreg.core.bench import tuning as core
 from fusionreg.core.bench.results import PEERS
 from fusionreg.core.bench.tuned import ShippedParameters, TunedParameters
@@ -57,7 +56,7 @@ def bench(
     tuned = ShippedParameters() if frozen else TunedParameters()
     wanted = subjects(catalog, device.target, names, only, tuned, device.multiprocessors)
     outcome = measure(wanted, device, out, again=again, time_limit=time_limit, progress=progress, count=count)
-    gains.keep(outcome.results, catalog, core_outdated(outcome.results, catalog, tuned), Cache())
+    gains.keep(*current(outcome.results, catalog, tuned), catalog, Cache())
     return outcome
 
 
@@ -85,16 +84,17 @@ def tune(
     return found
 
 
-def outdated(found: Results) -> frozenset[tuple[str, str]]:
-    """(fusion, workload) of rows whose figures are of something else than what is installed now; needs no GPU."""
-    return core_outdated(found, load(), ShippedParameters())
+def as_installed(found: Results) -> tuple[Results, frozenset[tuple[str, str]]]:
+    """Results with the kernels that dispatch picks now as ours, and the (fusion, workload) of rows that have no figure
+    of them; needs no GPU."""
+    return current(found, load(), ShippedParameters())
 
 
 def ship(found: Results) -> tuple[Path, ...]:
     """Writes how kernels measured against the executors of the rest into the packages of their plugins, where planning
     reads it; the files. Rows of other kernels than are installed now are left out; needs no GPU."""
     catalog = load()
-    return gains.ship(found, catalog, core_outdated(found, catalog, ShippedParameters()))
+    return gains.ship(*current(found, catalog, ShippedParameters()), catalog)
 
 
 def _device(names: Sequence[str], peers: Sequence[str] = ()) -> tuple[Catalog, TorchBench]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import typer.main
 
 from fusionreg import hookspecs
-from fusionreg.benching import outdated
+from fusionreg.benching import as_installed
 from fusionreg.cli import commands  # noqa: F401  registers the commands
 from fusionreg.cli.main import app
 from fusionreg.core.bench import listing, results
@@ -158,8 +158,8 @@ def measured() -> str:
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         if "fusionreg-bench/" not in path.read_text(encoding="utf-8")[:200]:
             continue  # figures of another program
-        found = results.read(path)
-        lines += [f"### {found.gpu}", "", listing.markdown(found.rows, outdated(found))]
+        found, outdated = as_installed(results.read(path))
+        lines += [f"### {found.gpu}", "", listing.markdown(found.rows, outdated)]
         lines += [f"{listing.ceilings(run)[0].upper()}{listing.ceilings(run)[1:]}." for run in found.runs]
         lines.append("")
     return "\n".join(lines)

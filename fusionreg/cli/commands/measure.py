@@ -45,8 +45,8 @@ def bench(
     Workloads stand in the specs. Every row is written as soon as it is measured; a later run goes on where this one
     stopped, and measures again what changed.
     """
+    from fusionreg.benching import as_installed
     from fusionreg.benching import bench as measure
-    from fusionreg.benching import outdated
     from fusionreg.core.bench.results import PEERS, read
 
     if html is not None:
@@ -56,8 +56,8 @@ def bench(
     old: Collection[tuple[str, str]] = ()
     if results is not None:
         found = read(results)
+        found, old = as_installed(found)
         rows, ok, said = found.rows, True, ""
-        old = outdated(found)
     else:
         with progress("measuring", quiet=json) as tell:
             outcome = measure(

@@ -10,7 +10,7 @@ from .floors import Ceilings, Traffic
 from .measure import Bench, Check, Entrant, Outcome, measure
 from .results import Result, Results
 from .statistics import Spread, spread
-from .subject import Subject, outdated, subjects
+from .subject import Subject, current, subjects
 
 __all__ = [
     "Bench",
@@ -23,8 +23,8 @@ __all__ = [
     "Spread",
     "Subject",
     "Traffic",
+    "current",
     "measure",
-    "outdated",
     "spread",
     "subjects",
 ]

@@ -86,7 +86,7 @@ def read(path: Path) -> Gains | None:
         raise ModelError("cannot read times", str(path), said, "a file of `fusionreg bench --ship`") from None
 
 
-def ship(results: Results, catalog: Catalog, outdated: Collection[tuple[str, str]]) -> tuple[Path, ...]:
+def ship(results: Results, outdated: Collection[tuple[str, str]], catalog: Catalog) -> tuple[Path, ...]:
     """Writes the rows of ``results`` into the packages of the plugins that the kernels are of; the files.
 
     Rows of the same workloads are replaced, others of kernels that changed since go, and a file without rows goes,
@@ -94,7 +94,7 @@ def ship(results: Results, catalog: Catalog, outdated: Collection[tuple[str, str
     :class:`OSError` where a package cannot be written to.
     """
     files: dict[Path, list[GainRow]] = {}
-    for kernel, target, row in _rows(results, catalog, outdated):
+    for kernel, target, row in _rows(results, outdated, catalog):
         files.setdefault(path_of(kernel.root, target), []).append(row)
     for path in _files(catalog):
         files.setdefault(path, [])
@@ -107,10 +107,10 @@ def _files(catalog: Catalog) -> Iterator[Path]:
         yield from sorted((root / FOLDER).glob("*.json"))
 
 
-def keep(results: Results, catalog: Catalog, outdated: Collection[tuple[str, str]], cache: Cache) -> None:
+def keep(results: Results, outdated: Collection[tuple[str, str]], catalog: Catalog, cache: Cache) -> None:
     """The same into the cache of this machine."""
     found: dict[str, list[GainRow]] = {}
-    for _, target, row in _rows(results, catalog, outdated):
+    for _, target, row in _rows(results, outdated, catalog):
         found.setdefault(target, []).append(row)
     for target, rows in found.items():
         made = _merged(target, _kept(cache, target), rows, catalog)
@@ -130,7 +130,7 @@ def _key(target: str) -> str:
 
 
 def _rows(
-    results: Results, catalog: Catalog, outdated: Collection[tuple[str, str]]
+    results: Results, outdated: Collection[tuple[str, str]], catalog: Catalog
 ) -> Iterator[tuple[KernelEntry, str, GainRow]]:
     for result in results.rows:
         entry = catalog.get(result.fusion)

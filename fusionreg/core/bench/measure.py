@@ -226,9 +226,12 @@ def _row(subject: Subject, bench: Bench, digest: str, ceilings: Ceilings) -> Res
                 status, reason = "failed", next((f"{c.name}: {c.reason}" for c in columns if c.reason), lost)
     except (FusionregError, RuntimeError, MemoryError) as e:  # out of memory, a lost kernel: the next row may run
         status, reason = "failed", _said(e)
+    digests = subject.kernel_digests(bench.environment)
+    columns = tuple(c.model_copy(update={"digest": digests.get(c.name, "")}) if c.ours else c for c in columns)
     row = Result(
         fusion=entry.name, workload=workload.name, row=workload.row, mode=workload.mode, problem=str(subject.problem),
-        digest=digest, run=0, status=status, reason=reason, read=traffic.read, written=traffic.written,
+        digest=digest, run=0, status=status, reason=reason,
+        read=traffic.read, written=traffic.written,
         flops=traffic.flops, floor_ms=seconds * 1e3, bound=bound, chosen=chosen, columns=columns,
         goal=workload.goal, peer=peer, peers=bench.peers, elements=elements(subject),
     )  # fmt: skip

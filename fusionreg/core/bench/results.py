@@ -42,6 +42,8 @@ class Column(Record):
     """What it computes where that is not the workload itself."""
     note: str = ""
     """What else to know: that it is pending, or draws a mask of its own."""
+    digest: str = ""
+    """Of what the figure of one of our kernels depends on; see ``Subject.kernel_digest``."""
     time: Spread | None = None
     """None where it was not timed."""
     error: float | None = None
@@ -60,7 +62,7 @@ class Result(Record):
     problem: str
     """Tensors and attributes in words."""
     digest: str
-    """Of all that the figures depend on; see ``Subject.digest``."""
+    """Of all that the row depends on; see ``Subject.digest``. It is measured anew where that has changed."""
     run: int
     """Index of the run it was measured in."""
     status: Literal["measured", "differs", "failed"]

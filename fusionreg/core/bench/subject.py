@@ -28,7 +28,7 @@ from .floors import Traffic
 if TYPE_CHECKING:
     from ..registry.catalog import Catalog
     from ..registry.entries import FusionEntry
-    from .results import Results
+    from .results import Result, Results
 
 Tuning = Callable[["FusionEntry", Problem], Mapping[str, Mapping[str, Any]]]
 
@@ -91,16 +91,29 @@ class Subject:
     def digest(self, environment: Mapping[str, str]) -> str:
         """SHA-256 over all that the figures depend on: the workload, the kernels that accept it as rendered and
         launched, and where they run."""
-        parts: list[Any] = [VERSION, self.workload.model_dump(mode="json"), list(self.entry.spec.pattern)]
-        for c in self.selection.accepted:
-            try:
-                source = render(self.entry, c.kernel, self.problem, c.params)
-                unit = f"{stripped(source.text)} {source.options}"
-            except FusionregError as e:
-                unit = str(e)
-            parts.append([c.kernel.key, dict(c.params), asdict(c.launch), c.kernel.spec.pending, unit])
+        kernels = [[*self._launched(c), c.kernel.spec.pending, self._unit(c)] for c in self.selection.accepted]
+        return self._hash(kernels, environment)
+
+    def kernel_digests(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Kernel → the same over it alone: all that *its* figure depends on."""
+        accepted = self.selection.accepted
+        return {c.kernel.name: self._hash([[*self._launched(c), self._unit(c)]], environment) for c in accepted}
+
+    def _hash(self, kernels: list[Any], environment: Mapping[str, str]) -> str:
+        parts = [VERSION, self.workload.model_dump(mode="json"), list(self.entry.spec.pattern), *kernels]
         parts.append(sorted(environment.items()))
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def _launched(self, c: Candidate) -> list[Any]:
+        return [c.kernel.key, dict(c.params), asdict(c.launch)]
+
+    def _unit(self, c: Candidate) -> str:
+        """What is compiled; the reason where nothing is."""
+        try:
+            source = render(self.entry, c.kernel, self.problem, c.params)
+        except FusionregError as e:
+            return str(e)
+        return f"{stripped(source.text)} {source.options}"
 
 
 def _fitting(
@@ -156,19 +169,42 @@ def subjects(
     return (Subject.of(entry, workload, target, catalog.ops, tuned, multiprocessors) for entry, workload in wanted)
 
 
-def outdated(results: Results, catalog: Catalog, tuned: Tuning | None = None) -> frozenset[tuple[str, str]]:
-    """(fusion, workload) of rows that were measured on something else than what is there now: another kernel, launch,
-    workload or method. The environment is taken as it was then; no GPU is needed."""
-    found = set()
+def current(
+    results: Results, catalog: Catalog, tuned: Tuning | None = None
+) -> tuple[Results, frozenset[tuple[str, str]]]:
+    """The results as they hold for what is installed now, and the (fusion, workload) of rows that do not.
+
+    A row has figures of all kernels that took the problem. The one that dispatch picks now stands for us, where it is
+    still what was measured: the same kernel, launch, workload and method, in the environment of then. No GPU is needed.
+    """
+    rows, outdated = [], set()
     for row in results.rows:
         facts = results.runs[row.run].environment
         entry = catalog.get(row.fusion)
         workload = next((w for w in entry.spec.workloads if w.name == row.workload), None) if entry else None
-        now = ""
+        found: Result | None = None
         if entry is not None and workload is not None:
             number = int(facts["multiprocessors"]) if "multiprocessors" in facts else None
             with suppress(FusionregError):
-                now = Subject.of(entry, workload, facts.get("target", ""), catalog.ops, tuned, number).digest(facts)
-        if now != row.digest:
-            found.add(row.key)
-    return frozenset(found)
+                subject = Subject.of(entry, workload, facts.get("target", ""), catalog.ops, tuned, number)
+                found = _as_chosen(row, subject, facts)
+        if found is None:
+            outdated.add(row.key)
+        rows.append(found or row)
+    return results.model_copy(update={"rows": tuple(rows)}), frozenset(outdated)
+
+
+def _as_chosen(row: Result, subject: Subject, facts: Mapping[str, str]) -> Result | None:
+    """The row for the kernel that dispatch picks now; None where its figure is of something else, or not there."""
+    if subject.chosen is None:
+        return None
+    kernel = subject.chosen.kernel
+    column = next((c for c in row.columns if c.ours and c.name == kernel.name), None)
+    if column is None or not column.digest or column.digest != subject.kernel_digests(facts)[kernel.name]:
+        return None
+    noted = column.model_copy(update={"note": f"pending: {kernel.spec.pending}" if kernel.spec.pending else ""})
+    columns = tuple(noted if c is column else c for c in row.columns)
+    changes: dict[str, Any] = {"chosen": kernel.name, "columns": columns}
+    if kernel.name != row.chosen:  # instructions were counted of the other
+        changes |= {"instructions": None, "counted_by": "", "issue_ms": None}
+    return row.model_copy(update=changes)

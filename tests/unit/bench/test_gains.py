@@ -57,7 +57,7 @@ def asked(catalog, size=SIZE, executor=EAGER, kernel="plain", **changes):
 def test_what_is_shipped_is_a_ratio_for_its_executor(tmp_path):
     catalog = made(tmp_path / "plugin")
     assert asked(catalog) is None
-    (path,) = ship(results(catalog, *COLUMNS), catalog, ())
+    (path,) = ship(results(catalog, *COLUMNS), (), catalog)
     assert path == path_of(catalog["acme.add_relu"].kernels[0].root, "sm_90a")
     (row,) = read(path).rows
     assert (row.bytes, row.ms, row.peers, row.kernel) == (SIZE, 1.0, {"eager": 4.0, "compile": 1.25}, "plain")
@@ -71,7 +71,7 @@ def test_what_is_shipped_is_a_ratio_for_its_executor(tmp_path):
 
 def test_it_tells_of_its_like_alone(tmp_path):
     catalog = made(tmp_path / "plugin")
-    ship(results(catalog, *COLUMNS), catalog, ())
+    ship(results(catalog, *COLUMNS), (), catalog)
     assert asked(catalog, size=4 * SIZE) and asked(catalog, size=SIZE // 4)
     assert asked(catalog, size=4 * SIZE + 4) is None and asked(catalog, size=SIZE // 4 - 4) is None
     assert asked(catalog, dtypes=FrozenDict(T="float16")) is None
@@ -85,9 +85,9 @@ def test_the_nearest_of_several_counts(tmp_path):
     folder = tmp_path / "plugin"
     large = ROW.model_copy(update={"name": "large", "axes": FrozenDict(M=192, N=256)})
     catalog = made(folder, workloads=(ROW, Workload.model_validate(large.model_dump())))
-    ship(results(catalog, *COLUMNS), catalog, ())
+    ship(results(catalog, *COLUMNS), (), catalog)
     slower = column("plain", 3.0, ours=True), column("eager", 6.0)
-    ship(results(catalog, *slower, workload="large", scale=3), catalog, ())
+    ship(results(catalog, *slower, workload="large", scale=3), (), catalog)
     assert asked(catalog, size=SIZE).ratio == 0.25
     assert asked(catalog, size=3 * SIZE).ratio == 0.5
     assert asked(catalog, size=int(1.7 * SIZE)).ratio == 0.25 and asked(catalog, size=int(1.8 * SIZE)).ratio == 0.5
@@ -97,11 +97,11 @@ def test_only_what_was_measured_on_the_kernel_there_is(tmp_path):
     folder = tmp_path / "plugin"
     catalog = made(folder)
     key = ("acme.add_relu", "w")
-    assert ship(results(catalog, *COLUMNS), catalog, {key}) == ()
-    assert ship(results(catalog, *COLUMNS, status="differs"), catalog, ()) == ()
-    assert ship(results(catalog, COLUMNS[0]), catalog, ()) == ()  # nobody to compare with
-    assert ship(results(catalog, *COLUMNS, workload="gone"), catalog, ()) == ()
-    ship(results(catalog, *COLUMNS), catalog, ())
+    assert ship(results(catalog, *COLUMNS), {key}, catalog) == ()
+    assert ship(results(catalog, *COLUMNS, status="differs"), (), catalog) == ()
+    assert ship(results(catalog, COLUMNS[0]), (), catalog) == ()  # nobody to compare with
+    assert ship(results(catalog, *COLUMNS, workload="gone"), (), catalog) == ()
+    ship(results(catalog, *COLUMNS), (), catalog)
     assert stale(catalog) == (1, []) and doctor.shipped_times(catalog).status == "ok"
     edited = made(folder, TEMPLATE.replace("fr::relu(", "fr::relu(0.0f + "))
     old, new = (c["acme.add_relu"].kernels[0].root for c in (catalog, edited))
@@ -111,26 +111,26 @@ def test_only_what_was_measured_on_the_kernel_there_is(tmp_path):
     good, wrong = stale(edited)
     assert good == 0 and "acme.add_relu/plain on w for sm_90a: another kernel" in wrong[0]
     assert doctor.shipped_times(edited).status == "absent"
-    assert ship(results(edited, *COLUMNS), edited, {key}) == ()  # nothing new, and what is stale goes
+    assert ship(results(edited, *COLUMNS), {key}, edited) == ()  # nothing new, and what is stale goes
     assert stale(edited) == (0, []) and not path_of(new, "sm_90a").exists()
 
 
 def test_what_was_measured_here_comes_first(tmp_path):
     catalog, cache = made(tmp_path / "plugin"), Cache(tmp_path / "cache")
-    ship(results(catalog, *COLUMNS), catalog, ())
-    keep(results(catalog, column("plain", 3.0, ours=True), column("eager", 4.0)), catalog, (), cache)
+    ship(results(catalog, *COLUMNS), (), catalog)
+    keep(results(catalog, column("plain", 3.0, ours=True), column("eager", 4.0)), (), catalog, cache)
     assert asked(catalog).ratio == 0.25
-    keep(results(catalog, column("plain", 5.0, ours=True), COLUMNS[1], workload="gone"), catalog, (), cache)
+    keep(results(catalog, column("plain", 5.0, ours=True), COLUMNS[1], workload="gone"), (), catalog, cache)
     here = MeasuredGains(catalog, lambda m: "plain", "sm_90a", cache)
     assert here(site(), EAGER, SIZE).ratio == 0.75 and here(site(), INDUCTOR, SIZE) is None
 
 
 def test_files_that_are_something_else(tmp_path):
     catalog = made(tmp_path / "plugin")
-    (path,) = ship(results(catalog, *COLUMNS), catalog, ())
+    (path,) = ship(results(catalog, *COLUMNS), (), catalog)
     path.write_text(path.read_text().replace("measured/1", "measured/9"))
     with pytest.raises(ModelError, match="format"):
         read(path)
     assert asked(catalog) is None and "format" in stale(catalog)[1][0]
     with pytest.raises(ModelError, match="format"):  # nobody's file is overwritten
-        ship(results(catalog, *COLUMNS), catalog, ())
+        ship(results(catalog, *COLUMNS), (), catalog)

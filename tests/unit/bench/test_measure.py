@@ -9,7 +9,7 @@ import graphs as kit
 import plugin_kit
 import pytest
 
-from fusionreg.core.bench import Ceilings, Check, Entrant, Subject, measure, outdated, subjects
+from fusionreg.core.bench import Ceilings, Check, Entrant, Subject, current, measure, subjects
 from fusionreg.core.bench.measure import ROUNDS, Prepared, compete
 from fusionreg.core.bench.results import Results, file_name, read
 from fusionreg.core.errors import FusionregError, LaunchError, ModelError, UnknownNameError
@@ -345,10 +345,38 @@ def test_rows_of_other_kernels_are_outdated(tmp_path) -> None:
     catalog = made("a")
     subject = Subject.of(catalog["acme.add_relu"], rows[0], "sm_90a", OPS, multiprocessors=132)
     found = go([subject], FakeBench(**facts), tmp_path / "out").results
-    assert outdated(found, catalog) == frozenset() and outdated(found, made("same")) == frozenset()
+
+    def outdated(catalog):
+        return current(found, catalog)[1]
+
+    assert outdated(catalog) == frozenset() and outdated(made("same")) == frozenset()
     key = {("acme.add_relu", "w")}
-    assert outdated(found, made("b", plugin_kit.ADD_RELU.replace("256LL", "256LL + 0LL"))) == key
-    assert outdated(found, made("c", workloads=())) == key
+    assert outdated(made("b", plugin_kit.ADD_RELU.replace("256LL", "256LL + 0LL"))) == key
+    assert outdated(made("c", workloads=())) == key
     wider = rows[0].model_copy(update={"axes": {"M": 16, "N": 32}})
-    assert outdated(found, made("d", workloads=(wider,))) == key
-    assert outdated(found, plugin_kit.catalog(tmp_path / "e", {}, prefix="other")) == key
+    assert outdated(made("d", workloads=(wider,))) == key
+    assert outdated(plugin_kit.catalog(tmp_path / "e", {}, prefix="other")) == key
+
+
+def test_the_kernel_that_dispatch_picks_now_stands_for_us(tmp_path) -> None:
+    """Two kernels were timed, one of them pending; once it is not, its own figure is what counts."""
+    rows = (Workload(name="w", axes={"M": 8, "N": 32}, dtypes={"T": "float32"}),)
+    facts = {"target": "sm_90a", "multiprocessors": "132", "gpu": "NVIDIA Fake 9"}
+
+    def made(folder, pending):
+        spec = plugin_kit.add_relu(workloads=rows)
+        (plain,) = spec.kernels
+        other = plain.model_copy(update={"name": "fast", "estimate": "1e-9", "pending": pending})
+        spec = spec.model_copy(update={"kernels": (plain.model_copy(update={"estimate": "1e-3"}), other)})
+        return plugin_kit.catalog(tmp_path / folder, {"k.cu.j2": plugin_kit.ADD_RELU}, spec)
+
+    before, after = made("a", "not proven yet"), made("b", "")
+    subject = Subject.of(before["acme.add_relu"], rows[0], "sm_90a", OPS, multiprocessors=132)
+    (row,) = (found := go([subject], FakeBench(**facts), tmp_path / "out").results).rows
+    assert row.chosen == "plain" and {c.name for c in row.columns if c.ours} == {"plain", "fast"}
+    for catalog, name in ((before, "plain"), (after, "fast")):
+        now, outdated = current(found, catalog)
+        assert now.rows[0].chosen == name and outdated == frozenset()
+    changed = tuple(c.model_copy(update={"digest": "0" * 64}) if c.name == "fast" else c for c in row.columns)
+    stale = found.model_copy(update={"rows": (row.model_copy(update={"columns": changed}),)})
+    assert current(stale, after)[1] == {row.key} and current(stale, before)[1] == frozenset()
