@@ -35,7 +35,8 @@ SPILLS = 64
 @pytest.mark.parametrize(("fusion", "workload"), ROWS, ids=[f"{n}-{w.name}" for n, w in ROWS])
 def test_a_workload_fits_a_multiprocessor(fusion, workload):
     subject = Subject.of(CATALOG[fusion], workload, "sm_90a", CATALOG.ops)
-    chosen = subject.selection.accepted[0]
+    chosen = subject.chosen
+    assert chosen is not None
     code = compile_source(render(subject.entry, chosen.kernel, subject.problem, chosen.params), None)
     assert code.registers * chosen.launch.threads <= REGISTERS_SM
     assert code.spills <= SPILLS
