@@ -31,20 +31,6 @@ def apply(build, geometry):
     return run
 
 
-@pytest.fixture
-def geometry():
-    from dataclasses import make_dataclass
-
-    fields = [
-        ("grid", tuple),
-        ("block", tuple),
-        ("cluster", tuple, ()),
-        ("shared_memory", int, 0),
-        ("cooperative", bool, False),
-    ]
-    return make_dataclass("Geometry", fields)
-
-
 LINE = np.concatenate(
     [np.linspace(-12, 12, 2001), [0.0, -0.0, 1e-30, -1e-30, 40, -40, 88, -88, 1e4, -1e4, 3e38, -3e38]]
 )

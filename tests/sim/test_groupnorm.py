@@ -30,8 +30,8 @@ SWISH, DROPPED = "norm.groupnorm_swish", "norm.groupnorm_swish_dropout"
 OPS, NUMPY = default_vocabulary(), numpy_backend()
 LAST = ("last_cluster", "last_stream", "last_tiles", "last_grid")
 SHORT = ("last_tiles", "last_grid")  # 16-bit tensors only
-WIDE = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", "twice", *LAST[:2]])
-EACH = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", "twice", *LAST])
+WIDE = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST[:2]])
+EACH = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST])
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,6 @@ FAULTS = {
     "own_moments_alone": ("cluster", {"SPREAD": 2}, "told.pairs[round][e]", "told.pairs[round][e % WARPS]"),
     "channels_last_does_not_wait": ("last_cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
     "next_part_too_early": ("stream", {"TEAMS": 2}, "__syncthreads();  // all have", "// all have"),
-    "channels_of_the_round_before": ("twice", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
     "tiles_of_a_cluster": ("last_tiles", {"SPREAD": 2, "SLICE": 1}, "barrier_wait(&told.bar, round);", ""),
     "tiles_of_a_grid": ("last_grid", {"SLICE": 2}, "__syncthreads();  // the", "// the"),
     "table_of_the_round_before": ("last_stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
