@@ -23,12 +23,6 @@ class Geometry:
     programmatic: bool = False
 
 
-@pytest.fixture
-def geometry() -> type[Geometry]:
-    """Makes geometries."""
-    return Geometry
-
-
 @pytest.fixture(scope="session")
 def sim_cache(tmp_path_factory) -> Cache:
     base = tmp_path_factory.getbasetemp()
