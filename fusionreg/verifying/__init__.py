@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .records import Drift, SiteCheck, Verification
-from .verify import verify, verify_opened
+from .whole import verify, verify_opened
 
 __all__ = ["Drift", "SiteCheck", "Verification", "verify", "verify_opened"]

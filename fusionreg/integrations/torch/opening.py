@@ -88,6 +88,7 @@ def _open(
     graph = imported.graph
 
     def example(seed: int) -> Mapping[str, Any]:
+        values: Sequence[Any]
         if leaves is None:
             values = reference.example_inputs(imported.program, seed)
         else:
