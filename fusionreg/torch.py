@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FusionWarning", "Operators", "Ops", "Options", "Report", "backend", "ops"]
 
-ops = Ops(load_registry)
+
+@cache
+def _installed(device: str) -> Registry:
+    """The registry of all installed plugins, loaded once: operators keep their names."""
+    return load_registry(device="auto" if device == "cuda" else device)
+
+
+ops = Ops(lambda: _installed("cuda"))
 """The functions of all installed plugins; ``ops.use(registry)`` are those of another registry."""
 
 
@@ -47,9 +54,3 @@ def backend(
     Raises: :class:`UnknownNameError` or :class:`ArgumentError` for wrong options.
     """
     return compile_graph(gm, example_inputs, load=_installed, options=options, mode=mode)
-
-
-@cache
-def _installed(device: str) -> Registry:
-    """The registry of all installed plugins, loaded once: operators keep their names."""
-    return load_registry(device="auto" if device == "cuda" else device)

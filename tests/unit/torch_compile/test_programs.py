@@ -293,3 +293,35 @@ def test_modes_are_as_they_were_after_a_failure(registry: Any) -> None:
     with pytest.raises(RuntimeError, match="no"):
         rewrite_graph(seen[0], fail)
     assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def test_extents_that_data_decides(compiled: Any, reports: Any) -> None:
+    """The second trace of an operator that makes an extent leaves no symbol behind that Dynamo could not explain."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        rows = torch.nonzero(x[:, 0] > 0).squeeze(1)
+        return F.layer_norm(x[rows], (16,), w, w)
+
+    x, w = torch.randn(8, 16), torch.rand(16)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
+        step = compiled(f, strict=False)
+        for _ in range(2):
+            x = torch.randn(8, 16)
+            same(step(x, w), f(x, w))
+    assert any(n.startswith("norm.layernorm") for n in fused(reports))
+
+
+def test_gradients_flow_through_parts_that_are_written(compiled: Any, reports: Any) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        c = torch.zeros(6, 16)
+        c[2:4] = x[0]
+        return F.layer_norm(c, (16,), w, w) + c * x
+
+    x, w = torch.randn(6, 16, requires_grad=True), torch.rand(16, requires_grad=True)
+    got, expected = compiled(f)(x, w), f(x, w)
+    same(got, expected)
+    for mine, other in zip(
+        torch.autograd.grad(got.sin().sum(), (x, w)), torch.autograd.grad(expected.sin().sum(), (x, w)), strict=True
+    ):
+        same(mine, other, 1e-4)
+    assert fused(reports)

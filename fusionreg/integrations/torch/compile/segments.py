@@ -75,8 +75,9 @@ class _Walk:
                 torch.amp.autocast_mode._exit_autocast(self.switched.pop())
 
     def _unpacks(self, node: torch.fx.Node) -> bool:
-        """Whether it takes one of the results of a node that stands."""
-        return node.target is operator.getitem and node.args[0] in self.made
+        """Whether it takes one of the results of a node that stands; of a tensor it would take elements."""
+        source = node.args[0] if node.target is operator.getitem else None
+        return source in self.made and not isinstance(_recorded(source), torch.Tensor)  # type: ignore[arg-type]
 
     def _copy(self, node: torch.fx.Node) -> None:
         self.made[node] = self.out.node_copy(node, lambda n: self.made[n])

@@ -21,7 +21,7 @@ from fusionreg.core.matcher.match import Match
 from .. import schemas
 from ..aten import SILENT
 from ..operators import Operators
-from ..program import Call, NumberMeta, Program, Ref, refs
+from ..program import Call, NumberMeta, Program, Ref, TensorMeta, refs
 from .glue import constant, glued, make, operands
 from .lowering import Lowered, visible
 from .reach import place
@@ -210,6 +210,8 @@ class _Weaver:
             viewed = self._argument(call.args["self"]), self._argument(call.args["size"])
             return torch.ops.aten.reshape.default, viewed, {}
         given = {k: self._argument(v) for k, v in call.args.items()}
+        if call.target == "aten.copy.default":
+            return torch.ops.aten.clone.default, (self._copied(call, given),), {}
         if call.target == "fusionreg.reshape_like.default":
             return torch.ops.aten.reshape_as.default, (given["self"], given["other"]), {}
         if call.target.startswith(FOREIGN):
@@ -225,6 +227,13 @@ class _Weaver:
                 break
             args_.append(given.pop(a.name))
         return overload, tuple(args_), given
+
+    def _copied(self, call: Call, given: dict[str, Any]) -> Any:
+        """What ``aten.copy`` gives, from operators that have a derivative: the source in the target's dtype and extents."""
+        target = self.program.metas[call.outputs[0]]
+        assert isinstance(target, TensorMeta)
+        cast = self.out.call_function(torch.ops.aten.to.dtype, (given["src"], schemas.torch_dtype(target.dtype)))
+        return self.out.call_function(torch.ops.aten.expand_as.default, (cast, given["self"]))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Ref):
