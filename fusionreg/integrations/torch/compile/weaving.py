@@ -229,7 +229,7 @@ class _Weaver:
         return overload, tuple(args_), given
 
     def _copied(self, call: Call, given: dict[str, Any]) -> Any:
-        """What ``aten.copy`` gives, from operators that have a derivative: the source in the target's dtype and extents."""
+        """What ``aten.copy`` gives, by operators that have a derivative: the source as the target is."""
         target = self.program.metas[call.outputs[0]]
         assert isinstance(target, TensorMeta)
         cast = self.out.call_function(torch.ops.aten.to.dtype, (given["src"], schemas.torch_dtype(target.dtype)))
