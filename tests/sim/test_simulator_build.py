@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 from pathlib import Path
@@ -77,6 +78,24 @@ def test_second_time_comes_from_the_cache(tmp_path, geometry):
         assert y[31] == expected
     kinds = {p.name for p in tmp_path.iterdir()}
     assert kinds == {"sim-fast", "sim-header", "sim-runtime"}
+
+
+def test_a_kernel_that_nobody_holds_leaves_the_process(sim_cache, geometry):
+    """A process has only so many mappings (vm.max_map_count); conformance loads thousands of units."""
+    mapped = Path("/proc/self/maps")
+    if not mapped.exists():
+        pytest.skip("mappings are listed on Linux alone")
+
+    def units() -> int:
+        return sum("unit-leaves" in line for line in mapped.read_text().splitlines())
+
+    kernel = simulator.compile_text(KERNEL.replace("k(", "leaves("), "leaves", cache=sim_cache)
+    y = np.zeros(32, np.int32)
+    kernel.launch([y], geometry())
+    assert y[31] == 31 and units() > 0
+    del kernel
+    gc.collect()
+    assert units() == 0
 
 
 def test_every_part_of_the_toolchain_is_in_the_key(sim_cache, monkeypatch):

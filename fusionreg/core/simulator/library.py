@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -75,6 +76,9 @@ class LoadedUnit:
 
     def __init__(self, data: bytes, name: str, variables: Sequence[Variable], folder: Path | None = None) -> None:
         self.library = load(data, f"{name}.so", folder)
+        # a process has only so many mappings: a unit that nobody holds any more leaves it
+        self._unload = weakref.finalize(self, _ctypes.dlclose, self.library._handle)
+        self._unload.atexit = False
         self.info = abi.Unit()
         self.library.frsim_unit(ctypes.byref(self.info))
         self.mask = (ctypes.c_uint8 * max(1, self.info.shared_bytes))()
@@ -83,7 +87,7 @@ class LoadedUnit:
 
     def close(self) -> None:
         """Unloads it; it must not be used again."""
-        _ctypes.dlclose(self.library._handle)
+        self._unload()
 
     def copy(self) -> abi.Copy:
         u, mask = self.info, ctypes.addressof(self.mask)
