@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,12 +65,8 @@ def shipped_parameters(catalog: Catalog) -> Check:
     from .bench.shipped import stale
 
     good, wrong = stale(catalog)
-    found = f"{good} for kernels as they are"
-    if not wrong:
-        return Check("tuned parameters", "ok", found)
-    said = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
     advice = "They are not used. On such a GPU, `fusionreg tune --again --ship` finds new ones"
-    return Check("tuned parameters", "absent", f"{found}, {len(wrong)} stale: {said}", advice)
+    return _shipped("tuned parameters", f"{good} for kernels as they are", wrong, advice)
 
 
 def shipped_times(catalog: Catalog) -> Check:
@@ -78,12 +74,15 @@ def shipped_times(catalog: Catalog) -> Check:
     from .bench.gains import stale
 
     good, wrong = stale(catalog)
-    found = f"{good} of kernels as they are"
-    if not wrong:
-        return Check("measured times", "ok", found)
-    said = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
     advice = "The planner ignores them. On such a GPU, `fusionreg bench --again --ship` measures again"
-    return Check("measured times", "absent", f"{found}, {len(wrong)} stale: {said}", advice)
+    return _shipped("measured times", f"{good} of kernels as they are", wrong, advice)
+
+
+def _shipped(name: str, found: str, wrong: Sequence[str], advice: str) -> Check:
+    if not wrong:
+        return Check(name, "ok", found)
+    said = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+    return Check(name, "absent", f"{found}, {len(wrong)} stale: {said}", advice)
 
 
 def _python() -> Check:
