@@ -1,4 +1,4 @@
-"""``gemm.scale``, ``gemm.bias``, ``gemm.scale_bias``, ``gemm.activation``: four contracts, the same two kernels.
+"""``gemm.scale``, ``gemm.bias``, ``gemm.scale_bias``, ``gemm.activation``: four contracts, the same kernels.
 
 The weight is ``[K N]``, or ``[N K]`` with ``transB``. Both forms fit a square weight, so a constraint ties the shape to
 the attribute: a weight in the other layout is an error and never a silently transposed product.
@@ -6,8 +6,9 @@ the attribute: a weight in the other layout is an error and never a silently tra
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec
 
+from .dense_kernels import kernels
 from .workloads import workloads
 
 ACTIVATIONS = 'any_of(Relu, Gelu, Sigmoid, Tanh, Swish, "activation", gelu_tanh=Gelu(approximate="tanh"))'
@@ -15,69 +16,6 @@ ACTIVATIONS = 'any_of(Relu, Gelu, Sigmoid, Tanh, Swish, "activation", gelu_tanh=
 #: Which form of `T[] | T[N]` scale took, and of `T[] | T[N] | T[M 1]` bias; -1 where the fusion has none.
 _NO_SCALE, _NO_BIAS = {"SCALE_FORM": "-1"}, {"BIAS_FORM": "-1"}
 _SCALE, _BIAS = {"SCALE_FORM": "form(scale)"}, {"BIAS_FORM": "form(bias)"}
-
-#: Tiles of the problem, and FLOPs of one.
-_TILES, _WORK = "ceildiv(M, BM) * ceildiv(N, BN)", "BM * BN * K * 2"
-
-
-def _estimate(alone: str, full: str) -> str:
-    """Seconds: a launch, then waves of tiles over the 132 multiprocessors of an H200. One tile alone runs at ``alone``
-    FLOP/s, a multiprocessor full of them at ``full``; both were measured there (bf16, fp32 for the plain kernel)."""
-    return f"3e-6 + max({_WORK} / ({alone}), ceildiv({_TILES}, 132) * {_WORK} / ({full}))"
-
-
-def _by_tile(*rates: str) -> str:
-    """One rate for each tile area: 64 x 64, 64 x 128 and 128 x 64, 128 x 128, 128 x 256."""
-    small, narrow, square, wide = rates
-    return f"{small} if BM * BN == 4096 else {narrow} if BM * BN == 8192 else {square} if BM * BN == 16384 else {wide}"
-
-
-def _plain(constants: dict[str, str]) -> KernelSpec:
-    return KernelSpec(
-        name="plain",
-        template="plain.cu.j2",
-        summary="fp32 FMA over shared-memory tiles: any shape, alignment and row or column stride",
-        strides=("x", "w"),
-        params={"BM": (64,), "BN": (64,), "BK": (16,)},
-        constants=constants,
-        grid=_TILES,
-        block="256",
-        estimate=_estimate("1.5e11", "2.1e11"),
-    )
-
-
-def _tensor_core(constants: dict[str, str]) -> KernelSpec:
-    return KernelSpec(
-        name="tensor_core",
-        template="tensor_core.cu.j2",
-        summary="mma.sync m16n8k16 fed by cp.async; rows of x and w are whole 16-byte chunks",
-        requires=(
-            'T in ("float16", "bfloat16")',
-            "K % 8 == 0",
-            "transB == 1 or N % 8 == 0",
-            "aligned(x, 16) and stride(x, 1) == 1 and stride(x, 0) % 8 == 0",
-            "aligned(w, 16) and stride(w, 1) == 1 and stride(w, 0) % 8 == 0",
-        ),
-        strides=("x", "w"),
-        params={"BM": (128, 64), "BN": (128, 64, 256), "BK": (32, 64)},
-        valid=("BK == (32 if BM == 128 else 64)", "BM == 128 or BN <= 128"),
-        constants={
-            "STAGES": "4 if BM == 128 else 3",
-            "WARPS_M": "2",
-            "WARPS_N": "2 if BN == 64 else 4",
-            **constants,
-        },
-        grid=_TILES,
-        block="32 * WARPS_M * WARPS_N",
-        shared_memory="max(STAGES * (BM + BN) * BK * 2, BM // WARPS_M * (BN + 8) * 4)",
-        estimate=_estimate(
-            _by_tile("1.1e12", "1.6e12", "2.3e12", "2.8e12"), _by_tile("1.8e12", "2.1e12", "2.4e12", "2.9e12")
-        ),
-    )
-
-
-def _kernels(constants: dict[str, str]) -> tuple[KernelSpec, ...]:
-    return (_tensor_core(constants), _plain(constants))
 
 
 def _fusion(
@@ -106,7 +44,7 @@ def _fusion(
         constraints=("shape(w, -1) == (K if transB else N)", "shape(w, -2) == (N if transB else K)"),
         cases=(*cases, *_CASES),
         workloads=workloads(operands),
-        kernels=_kernels(constants),
+        kernels=kernels(constants),
         tags=("S7", "inference", "gemm"),
     )
 
