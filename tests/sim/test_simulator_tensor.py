@@ -5,11 +5,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from simulated import FULL
 
 from fusionreg.core.errors import SimulatorError
 from fusionreg.core.simulator import Checks
 
-FULL = Checks(accesses=True, orders=("forward", "reverse", "random:5"), timeout=60.0)
 LANE = np.arange(32)
 G, T = LANE // 4, LANE % 4
 
