@@ -98,6 +98,9 @@ class Tolerance(Record):
     inputs: float = 0.0
     """Inputs of that dtype may be off by so many units of their last place: what the chain's results then change by
     counts as its error. For results that are small differences of large terms, which the chain may hit by luck."""
+    absolute: float = 0.0
+    """Allowed error in the output's own unit, beside all that: of an approximation whose error is bounded in absolute
+    terms, where results may be smaller than the bound."""
     reason: str
     """Why the general rule cannot hold."""
 

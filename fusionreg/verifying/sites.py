@@ -151,7 +151,7 @@ class Wanted:
 def _judged(seen: SiteCheck, got: Mapping[str, np.ndarray], wanted: Wanted, entry: FusionEntry) -> SiteCheck:
     """The contract on every output of a kernel."""
     rounding = entry.kernel(seen.kernel.rpartition("/")[2]).spec.rounding
-    extra = {t.dtype: t.ulp for t in entry.spec.tolerances}
+    slack = {t.dtype: t for t in entry.spec.tolerances}
     found: list[Comparison] = []
     for name, exact in wanted.exact.items():
         array = got.get(name)
@@ -160,7 +160,7 @@ def _judged(seen: SiteCheck, got: Mapping[str, np.ndarray], wanted: Wanted, entr
             continue
         verdict = compare(
             array, exact, wanted.chain[name], rounding=rounding, allowed=wanted.allowed[name],
-            extra_ulp=extra.get(array.dtype.name, 0.0),
+            slack=slack.get(array.dtype.name),
         )  # fmt: skip
         found.append(replace(verdict, reason=f"{name}: {verdict.reason}" if verdict.reason else ""))
     first = next((c for c in found if not c.passed), Comparison("PASSED"))

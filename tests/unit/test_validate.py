@@ -113,6 +113,10 @@ OPTIONAL_INT = AttributeSpec(type="int")
         ({"tolerances": [Tolerance(dtype="float16", ulp=0, reason="r")]}, "tolerances[0]", "ulp = 0"),
         ({"tolerances": [Tolerance(dtype="float16", ulp=math.inf, reason="r")]}, "tolerances[0]", "ulp = inf"),
         ({"tolerances": [Tolerance(dtype="float16", ulp=1, reason=" ")]}, "tolerances[0]", "no reason"),
+        (
+            {"tolerances": [Tolerance(dtype="float16", ulp=0, absolute=1e-3, reason="r")]},
+            "tolerances[0]", "absolute = 0.001",
+        ),
     ],
 )  # fmt: skip
 def test_fusion_refused(changes, field, word):

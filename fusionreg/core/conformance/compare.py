@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..dtypes import DType, dtype
+from ..spec import Tolerance
 from .values import largest, tiny
 
 #: A pool of fewer elements says too little about the chain's error.
@@ -119,7 +120,7 @@ def compare(
     *,
     rounding: str,
     allowed: np.ndarray | None = None,
-    extra_ulp: float = 0.0,
+    slack: Tolerance | None = None,
 ) -> Comparison:
     """Holds a kernel's output against the reference.
 
@@ -130,7 +131,7 @@ def compare(
         rounding: ``once`` or ``per_op``.
         allowed: the chain's pooled error, or :data:`OVERFLOWED_CAST`; 0 where the chain overflowed on the way to an
             output that is no wider. By default from this run alone.
-        extra_ulp: a tolerance that the spec adds, in ulp of the output dtype.
+        slack: the spec's own tolerance for the output's dtype, beside the general rule.
     """
     if got.shape != exact.shape:
         return Comparison("INCORRECT_SHAPE", reason=f"shape {got.shape}, expected {exact.shape}")
@@ -138,9 +139,7 @@ def compare(
         return Comparison("INCORRECT_DTYPE", reason=f"dtype {got.dtype}, expected {chain.dtype}")
     kind = dtype(got.dtype.name)
     if kind.kind == "c":
-        parts = [
-            compare(f(got), f(exact), f(chain), rounding=rounding, extra_ulp=extra_ulp) for f in (np.real, np.imag)
-        ]
+        parts = [compare(f(got), f(exact), f(chain), rounding=rounding, slack=slack) for f in (np.real, np.imag)]
         return max(parts, key=lambda c: (not c.passed, c.max_abs))
     if kind.kind != "f":
         wrong = got != chain
@@ -154,7 +153,9 @@ def compare(
         cast = overflowed & np.isinf(bound)
         step = ulp(e, kind)
         tolerance = 2.0 * np.where(cast, 0.0, bound) + step
-        tolerance = np.where(overflowed, np.maximum(tolerance, 2.0 * step), tolerance) + extra_ulp * step
+        tolerance = np.where(overflowed, np.maximum(tolerance, 2.0 * step), tolerance)
+        if slack is not None:
+            tolerance = tolerance + slack.ulp * step + slack.absolute
         if kind.name == "float64" and e.size:  # the reference is no wider: it has rounding errors of its own
             sizes = np.where(np.isfinite(e), np.abs(e), 0.0)
             tolerance = tolerance + OWN_ERROR * (sizes.max(axis=-1, keepdims=True) if e.ndim else sizes)

@@ -203,7 +203,7 @@ def _run(code: Any, job: Job, executor: Executor, poison: float) -> Outputs:
 def _judge(job: Job, outputs: Outputs, wanted: Reference) -> Comparison:
     """The first output that is wrong, else the one with the largest error."""
     rounding = job.kernel.spec.rounding
-    extra = {t.dtype: t.ulp for t in job.entry.spec.tolerances}
+    slack = {t.dtype: t for t in job.entry.spec.tolerances}
     found = []
     for name, got in outputs.items():
         verdict = compare(
@@ -212,7 +212,7 @@ def _judge(job: Job, outputs: Outputs, wanted: Reference) -> Comparison:
             wanted.chain[name],
             rounding=rounding,
             allowed=wanted.allowed[name],
-            extra_ulp=extra.get(got.dtype.name, 0.0),
+            slack=slack.get(got.dtype.name),
         )
         found.append(replace(verdict, reason=f"{name}: {verdict.reason}" if verdict.reason else ""))
     return next((c for c in found if not c.passed), max(found, key=lambda c: c.max_abs))

@@ -23,6 +23,8 @@ from .names import Problems, Scope, check_names
 GRAPH_PREDICATES = frozenset({"present", "rank", "shape", "form"})
 #: Units of the last place that a tolerance may displace inputs by: more would forgive a wrong approximation.
 MOST_DISPLACED = 16.0
+#: Absolute error that a tolerance may allow: far below values of natural size.
+MOST_ABSOLUTE = 1e-6
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
@@ -368,8 +370,10 @@ def _check_tolerances(problems: Problems, entry: FusionEntry) -> None:
         at = f"tolerances[{i}]"
         if tolerance.dtype not in possible:
             problems.add(at, f"no output is {tolerance.dtype!r}", f"one of {', '.join(sorted(possible))}")
-        if not isfinite(tolerance.ulp) or tolerance.ulp <= 0:
+        if not isfinite(tolerance.ulp) or tolerance.ulp < 0 or tolerance.ulp == tolerance.absolute == 0:
             problems.add(at, f"ulp = {tolerance.ulp}", "a positive number")
+        if not 0 <= tolerance.absolute <= MOST_ABSOLUTE:
+            problems.add(at, f"absolute = {tolerance.absolute}", f"a number from 0 to {MOST_ABSOLUTE}")
         if not 0 <= tolerance.inputs <= MOST_DISPLACED:
             problems.add(at, f"inputs = {tolerance.inputs}", f"a number from 0 to {MOST_DISPLACED}")
         if not tolerance.reason.strip():

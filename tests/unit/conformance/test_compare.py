@@ -8,6 +8,7 @@ import pytest
 
 from fusionreg.core.conformance.compare import OVERFLOWED_CAST, compare, pooled, rounded, ulp
 from fusionreg.core.dtypes import dtype
+from fusionreg.core.spec import Tolerance
 
 F16, BF16 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
 
@@ -198,7 +199,17 @@ def test_float64_allows_for_the_reference_itself():
 
 def test_spec_tolerance_widens_by_ulp():
     assert not judge([1 + 3 * 2.0**-10], [1.0]).passed
-    assert judge([1 + 3 * 2.0**-10], [1.0], extra_ulp=2).passed
+    assert judge([1 + 3 * 2.0**-10], [1.0], slack=Tolerance(dtype="float16", ulp=2, reason="")).passed
+
+
+def test_spec_tolerance_widens_by_an_absolute_bound():
+    """Results below the absolute error of an approximation may be anything that small, others none the less judged."""
+    slack = Tolerance(dtype="bfloat16", ulp=0, absolute=2e-8, reason="")
+    got, exact = [-8.24e-26, 1.0], [-1.31e-24, 1.0]
+    assert not judge(got, exact, kind="bfloat16").passed
+    assert judge(got, exact, kind="bfloat16", slack=slack).passed
+    assert not judge([3e-8, 1.0], exact, kind="bfloat16", slack=slack).passed
+    assert not judge([0.0, 1.02], exact, kind="bfloat16", slack=slack).passed
 
 
 def test_erf_and_tanh_gelu_are_told_apart_in_fp32():
