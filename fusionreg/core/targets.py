@@ -20,7 +20,8 @@ class Target:
         capability: major * 10 + minor.
         shared_memory: bytes of dynamic shared memory one block may opt in to.
         shared_memory_sm: bytes of shared memory of one SM.
-        threads_sm: resident threads of one SM.
+        threads_sm, blocks_sm: resident threads and blocks of one SM.
+        barriers_sm: named barriers of all of them together; 0 where those are never what limits.
         multiprocessors: SMs of the largest part in common use; a device at hand tells its own number.
         features: names among mma, cp_async, cluster, tma, mbarrier, pdl, wgmma, setmaxnreg.
     """
@@ -30,6 +31,8 @@ class Target:
     shared_memory: int
     shared_memory_sm: int
     threads_sm: int
+    blocks_sm: int
+    barriers_sm: int
     multiprocessors: int
     features: frozenset[str]
 
@@ -45,13 +48,13 @@ _HOPPER = _BASE | {"cluster", "tma", "mbarrier", "pdl"}
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
-        Target("sm_80", 80, 166_912, 167_936, 2048, 108, _BASE),
-        Target("sm_86", 86, 101_376, 102_400, 1536, 84, _BASE),
-        Target("sm_89", 89, 101_376, 102_400, 1536, 142, _BASE),
-        Target("sm_90", 90, 232_448, 233_472, 2048, 132, _HOPPER),
-        Target("sm_90a", 90, 232_448, 233_472, 2048, 132, _HOPPER | {"wgmma", "setmaxnreg"}),
-        Target("sm_100f", 100, 232_448, 233_472, 2048, 148, _HOPPER | {"setmaxnreg"}),
-        Target("sm_120f", 120, 101_376, 102_400, 1536, 188, _HOPPER | {"setmaxnreg"}),
+        Target("sm_80", 80, 166_912, 167_936, 2048, 32, 0, 108, _BASE),
+        Target("sm_86", 86, 101_376, 102_400, 1536, 16, 0, 84, _BASE),
+        Target("sm_89", 89, 101_376, 102_400, 1536, 24, 0, 142, _BASE),
+        Target("sm_90", 90, 232_448, 233_472, 2048, 32, 64, 132, _HOPPER),
+        Target("sm_90a", 90, 232_448, 233_472, 2048, 32, 64, 132, _HOPPER | {"wgmma", "setmaxnreg"}),
+        Target("sm_100f", 100, 232_448, 233_472, 2048, 32, 64, 148, _HOPPER | {"setmaxnreg"}),
+        Target("sm_120f", 120, 101_376, 102_400, 1536, 24, 24, 188, _HOPPER | {"setmaxnreg"}),
     )
 }
 
@@ -62,6 +65,10 @@ REGISTERS_SM = 65_536
 THREADS_BLOCK = 1024
 GRID_X, GRID_YZ = 2**31 - 1, 65_535
 STATIC_SHARED = 49_152
+
+#: A tensor map (TMA): axes, elements of a tile along one of them, swizzled bytes, and the alignment in bytes of its
+#: address, of every stride and of the rows of a tile.
+MAP_RANK, MAP_BOX, MAP_SWIZZLES, MAP_GRANULE = 5, 256, (0, 32, 64, 128), 16
 
 
 def target(name: str) -> Target:

@@ -9,17 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..compiler import ObjectCode, instructions
+from ..occupancy import LANES, PARTITIONS, occupancy
 from ..problem import Candidate
-from ..targets import REGISTERS_SM, Target
+from ..targets import Target
 
-SCHEDULERS, LANES = 4, 32
 #: Instructions per cycle of one warp that waits for memory as usual: half of the most warps keep all schedulers busy.
 WARP_IPC = 1.0 / 8.0
-BUSY = SCHEDULERS / WARP_IPC
+BUSY = PARTITIONS / WARP_IPC
 #: What delays of the schedulers make of a barrier, and cycles that a barrier itself takes.
 ALPHA, BARRIER_CYCLES = 2.0, 30.0
-#: Blocks that any multiprocessor holds at most; registers are given out to warps by the 256.
-BLOCKS_SM, REGISTER_UNIT = 32, 256
 #: Clock that counts where none is known: predictions are compared with each other.
 CLOCK = 1.0e9
 
@@ -48,16 +46,9 @@ class Prediction:
 def resident(candidate: Candidate, device: Target, code: ObjectCode | None = None) -> int:
     """Blocks that a multiprocessor holds at once: by threads, shared memory and, where they are known, registers."""
     launch = candidate.launch
-    warps = -(-launch.threads // LANES)
-    held = min(BLOCKS_SM, device.threads_sm // (warps * LANES))
     shared = launch.shared_memory + (code.shared if code is not None else 0)
-    if shared:
-        held = min(held, device.shared_memory_sm // (shared + 1024))
     registers = code.registers if code is not None else candidate.kernel.spec.max_registers
-    if registers:
-        unit = -(-registers * LANES // REGISTER_UNIT) * REGISTER_UNIT
-        held = min(held, REGISTERS_SM // (unit * warps))
-    return max(1, held)
+    return max(1, occupancy(device, launch.threads, registers=registers, shared=shared).blocks)
 
 
 def predict(
@@ -78,11 +69,11 @@ def predict(
     sync, size = 0.0, 0
     if code is not None:
         size, barriers = instructions(code.cubin, code.entry)
-        busy = size * min(held, -(-launch.blocks // multiprocessors)) * block / SCHEDULERS
+        busy = size * min(held, -(-launch.blocks // multiprocessors)) * block / PARTITIONS
         sync = barriers * BARRIER_CYCLES / busy if busy else 0.0  # other blocks issue while one waits
     issued = warps * WARP_IPC / (1.0 + ALPHA * sync)
     throughput = issued * multiprocessors * clock
-    return Prediction(warps, sync, throughput, issued / SCHEDULERS, size * launch.blocks * block / throughput)
+    return Prediction(warps, sync, throughput, issued / PARTITIONS, size * launch.blocks * block / throughput)
 
 
 def agreement(predicted: list[float], seen: list[float]) -> float | None:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..cache import Cache
-from .checks import BankConflict, Checks, SimReport
+from .checks import Checks, SharedAccess, SimReport
 from .toolchain import HostCompiler, Mode, host_compiler
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .kernel import SimKernel
 
 __all__ = [
-    "BankConflict",
     "Checks",
     "HostCompiler",
+    "SharedAccess",
     "SimKernel",
     "SimReport",
     "compile",

@@ -50,6 +50,16 @@ class Copy(c.Structure):
     ]
 
 
+BANKS = 32
+
+
+class BankSite(c.Structure):
+    _fields_ = [
+        *((n, c.c_uint64) for n in ("pc", "instructions", "wavefronts", "ideal")),
+        ("words", c.c_uint64 * BANKS),
+    ]
+
+
 class Request(c.Structure):
     _fields_ = [
         ("copies", c.POINTER(Copy)),
@@ -64,15 +74,13 @@ class Request(c.Structure):
                 "cooperative", "programmatic", "timeout_ms", "sanitized",
             )
         ),
+        ("sites", c.POINTER(BankSite)),
+        ("n_sites", c.c_uint32),
     ]  # fmt: skip
 
 
 class Where(c.Structure):
     _fields_ = [("thread", Three), ("block", Three), ("pc", c.c_uint64), ("line", c.c_int), ("file", c.c_char * 160)]
-
-
-class BankSite(c.Structure):
-    _fields_ = [(n, c.c_uint64) for n in ("pc", "instructions", "wavefronts", "ideal")]
 
 
 COUNTERS = ("switches", "barriers", "collectives", "mma", "async_bytes", "atomics", "reads", "writes", "spins", "waits")
@@ -92,7 +100,6 @@ class Result(c.Structure):
         ("has_at", c.c_int),
         ("has_other", c.c_int),
         *((n, c.c_uint64) for n in COUNTERS),
-        ("banks", BankSite * 64),
         ("n_banks", c.c_uint32),
     ]
 

@@ -70,20 +70,31 @@ def parse_order(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class BankConflict:
+class SharedAccess:
     """Shared-memory accesses of one site, added up over all warps.
+
+    A site is a line; what the lanes of a warp access in its n-th execution counts as one instruction. Bulk copies, and
+    what an asynchronous copy delivers later, are no instructions of a lane.
 
     Attributes:
         where: ``file:line``, as exact as the compiler's line table.
         instructions: warp-wide executions.
-        wavefronts: passes that the 32 banks need for them.
+        wavefronts: passes that the 32 banks need for them: one word of each bank at a time, 8-byte accesses by half
+            warps, 16-byte ones and the matrices of ldmatrix and stmatrix by quarter warps.
         ideal: passes without any conflict.
+        words: what each of the 32 banks gave or took; equal words of one pass are one.
     """
 
     where: str
     instructions: int
     wavefronts: int
     ideal: int
+    words: tuple[int, ...] = ()
+
+    @property
+    def conflicts(self) -> int:
+        """Passes beyond those without any conflict."""
+        return self.wavefronts - self.ideal
 
     def __str__(self) -> str:
         took = f"{self.wavefronts} wavefronts for {self.instructions} accesses"
@@ -98,14 +109,19 @@ class SimReport:
         counters: of the first order: switches, barriers, collectives, mma, async_bytes, waits, atomics, reads, writes,
             spins (the last four in instrumented runs alone).
         orders: the orders that were run.
-        bank_conflicts: sites that had any, when they were counted.
+        shared: sites that access shared memory, when bank conflicts were counted.
         seconds: host time of all runs, never a measure of the kernel.
     """
 
     counters: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     orders: tuple[str, ...] = ()
-    bank_conflicts: tuple[BankConflict, ...] = ()
+    shared: tuple[SharedAccess, ...] = ()
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "counters", FrozenDict(self.counters))
+
+    @property
+    def bank_conflicts(self) -> tuple[SharedAccess, ...]:
+        """The sites that had any."""
+        return tuple(s for s in self.shared if s.conflicts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import abi, library
 from .build import Built
-from .checks import BankConflict, Checks, SimReport, parse_order
+from .checks import Checks, SharedAccess, SimReport, parse_order
 from .faults import fault, never_waits, unwritten
 from .memory import Region
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Bytes of one thread's stack: one size for both builds that run here, so that launches of either reuse the stacks.
 STACK = 256 << 10
+#: Sites of shared-memory accesses that a launch can tell apart.
+SITES = 4096
 
 
 class Run:
@@ -44,6 +46,7 @@ class Run:
             banks=checked and checks.banks, cooperative=launch.cooperative, programmatic=launch.programmatic,
             timeout_ms=int(1000 * checks.timeout),
         )  # fmt: skip
+        self.sites: ctypes.Array[abi.BankSite] | None = None
 
     def once(self, values: Sequence[Any], found: Sequence[Region], order: str) -> abi.Result:
         """One run; :class:`SimulatorError` when it ends in a fault."""
@@ -55,6 +58,10 @@ class Run:
         request = self.request
         request.args, request.buffers, request.n_buffers = pointers, buffers, len(found)
         request.order, request.seed = parse_order(order)
+        request.n_sites = 0
+        if request.banks and self.sites is None:  # of the first order, as all that is reported
+            self.sites = (abi.BankSite * SITES)()
+            request.sites, request.n_sites = self.sites, SITES
         result = abi.Result()
         self.runtime.frsim_launch(ctypes.byref(request), ctypes.byref(result))
         if result.failed:
@@ -67,10 +74,18 @@ class Run:
 
     def report(self, result: abi.Result, started: float) -> SimReport:
         counters = {n: int(getattr(result, n)) for n in abi.COUNTERS}
-        sites = result.banks[: result.n_banks]
+        return SimReport(counters, self.checks.orders, self._shared(result), time.perf_counter() - started)
+
+    def _shared(self, result: abi.Result) -> tuple[SharedAccess, ...]:
+        """By line: a loop that the compiler unrolls is one site."""
+        sites = self.sites[: min(result.n_banks, SITES)] if self.sites is not None else []
         lines = library.source_lines(self.built.data, [s.pc for s in sites])
-        banks = tuple(
-            BankConflict(library.place_text(line) or f"offset {s.pc:#x}", s.instructions, s.wavefronts, s.ideal)
-            for s, line in zip(sites, lines, strict=True)
-        )
-        return SimReport(counters, self.checks.orders, banks, time.perf_counter() - started)
+        found: dict[str, SharedAccess] = {}
+        for s, line in zip(sites, lines, strict=True):
+            where = library.place_text(line) or f"offset {s.pc:#x}"
+            old = found.get(where, SharedAccess(where, 0, 0, 0, (0,) * abi.BANKS))
+            found[where] = SharedAccess(
+                where, old.instructions + s.instructions, old.wavefronts + s.wavefronts, old.ideal + s.ideal,
+                tuple(a + b for a, b in zip(old.words, s.words, strict=True)),
+            )  # fmt: skip
+        return tuple(found.values())

@@ -24,10 +24,10 @@ void shared_only(const void* p, u64 bytes, u64 alignment, const char* what, cons
 
 namespace {
 
-void begin(char* dst, const char* src, u32 bytes, u32 src_bytes, const void* pc) {
+void begin(char* dst, const char* src, u32 bytes, u32 src_bytes, const void* pc, int engine = 0) {
   if (self()->worker->launch->checker) {
     if (src_bytes) note_access(src, src_bytes, kRead, pc);
-    note_access(dst, bytes, kWrite, pc);
+    note_access(dst, bytes, kWrite | engine, pc);
     set_in_flight(dst, bytes, true);
   }
   std::memset(dst, 0xFF, bytes);
@@ -39,7 +39,7 @@ void land(Fiber* f, u32 groups_before, bool all) {
     if (!all && c.group >= groups_before) { f->copies[kept++] = c; continue; }
     if (f->worker->launch->checker) {
       set_in_flight(c.dst, c.bytes, false);
-      note_access(c.dst, c.bytes, kWrite, c.pc);   // to others, the data appears now
+      note_access(c.dst, c.bytes, kWrite | kEngine, c.pc);   // to others, the data appears now
     }
     std::memcpy(c.dst, c.src, c.src_bytes);
     std::memset(c.dst + c.src_bytes, 0, c.bytes - c.src_bytes);
@@ -90,7 +90,7 @@ void add_tx(u64* bar, long long delta, const void* pc) {
 void load_now(char* dst, const char* src, u32 bytes, u64* bar, const void* pc) {
   shared_only(dst, bytes, 16, "cp.async.bulk", pc);
   shared_only(bar, 8, 8, "mbarrier", pc);
-  begin(dst, src, bytes, bytes, pc);
+  begin(dst, src, bytes, bytes, pc, kEngine);
   publish(bar);
   self()->worker->landings[reinterpret_cast<u64>(bar)].push_back({dst, src, bytes});
 }
@@ -103,7 +103,8 @@ void deliver(u64* bar, const void* pc) {   // somebody waits: what was on its wa
   all.erase(it);
   for (auto& l : list) {
     set_in_flight(l.dst, l.bytes, false);
-    std::memcpy(l.dst, l.src, l.bytes);
+    if (l.tile) land_tile(*l.tile, l.dst);
+    else std::memcpy(l.dst, l.src, l.bytes);
     add_tx(bar, -(long long)l.bytes, pc);
   }
 }
@@ -112,13 +113,22 @@ void store_now(Fiber* f, u32 groups_before, bool all) {
   size_t kept = 0;
   for (auto& c : f->bulk) {
     if (!all && c.group >= groups_before) { f->bulk[kept++] = c; continue; }
-    if (f->worker->launch->checker) { note_access(c.src, c.bytes, kRead, c.pc); note_access(c.dst, c.bytes, kWrite, c.pc); }
+    if (c.tile) { store_tile(*c.tile, c.src, c.pc); continue; }
+    if (f->worker->launch->checker) { note_access(c.src, c.bytes, kRead | kEngine, c.pc); note_access(c.dst, c.bytes, kWrite | kEngine, c.pc); }
     std::memcpy(c.dst, c.src, c.bytes);
   }
   f->bulk.resize(kept);
 }
 
 }  // namespace
+
+void begin_landing(char* dst, u32 bytes, u64* bar, const std::shared_ptr<Tile>& tile, const void* pc) {
+  shared_only(bar, 8, 8, "mbarrier", pc);
+  begin(dst, nullptr, bytes, 0, pc, kEngine);
+  publish(bar);
+  self()->worker->landings[reinterpret_cast<u64>(bar)].push_back({dst, nullptr, bytes, tile});
+}
+
 }  // namespace fr_sim
 
 using namespace fr_sim;

@@ -31,7 +31,7 @@ struct Knowledge {
   std::vector<u32> threads;  // by rank * block threads + tid: that thread, stamps up to
 };
 
-struct SiteCount { u64 instructions = 0, wavefronts = 0, ideal = 0; };
+struct SiteCount { u64 instructions = 0, wavefronts = 0, ideal = 0, words[32] = {}; };
 
 struct Checker {
   Launch* launch = nullptr;
@@ -44,11 +44,11 @@ struct Checker {
   struct Phases { Knowledge* gather = nullptr; Knowledge* known = nullptr; };
   std::unordered_map<u64, Phases> mbarriers;   // by address
   Region* last = nullptr;
-  // bank conflicts: addresses of one warp's n-th execution of one access
+  // bank conflicts: addresses of one warp's n-th execution of one access, per resident block
   struct Lane { u64 address; u32 lane, bytes; };
-  std::unordered_map<u64, std::vector<Lane>> open;
-  std::unordered_map<u64, u64> open_site;
-  std::unordered_map<u64, u32> occurrence;
+  struct Instruction { u64 site; std::vector<Lane> lanes; };
+  struct Log { std::unordered_map<u64, Instruction> open; std::unordered_map<u64, u32> occurrence; };
+  std::vector<Log> logs;
   std::map<u64, SiteCount> sites;
 };
 
@@ -56,7 +56,7 @@ inline Checker* checker_of(const Fiber* f) { return f->worker->launch->checker; 
 
 Region* find_region(Checker& c, Fiber* f, const char* p, size_t bytes);
 void check_race(Checker& c, Region& region, u64 offset, size_t bytes, int kind, Fiber* f, const void* pc);
-void count_banks(Checker& c, Fiber* f, const Region& region, u64 offset, size_t bytes, const void* pc);
+void count_banks(Checker& c, Fiber* f, u64 offset, size_t bytes, const void* pc);
 void close_banks(Checker& c, const Block& block);
 [[noreturn]] void fail_at_buffer(const char* detector, const Site& site, int buffer, long long offset, u64 bytes, const Where* other, const char* message);
 

@@ -141,7 +141,7 @@ void note_access(const volatile void* where, size_t bytes, int kind, const void*
   }
   check_state(*c, *r, offset, bytes, kind, pc);
   if (c->races) check_race(*c, *r, offset, bytes, kind, f, pc);
-  if (c->banks && r->buffer < -1 && r->block == f->owner) count_banks(*c, f, *r, offset, bytes, pc);
+  if (c->banks && !(kind & kEngine) && r->buffer < -1 && r->block == f->owner) count_banks(*c, f, offset, bytes, pc);
 }
 
 void set_in_flight(const char* p, size_t bytes, bool on) {
@@ -197,6 +197,7 @@ void start_checker(Launch& l) {
   c->races = r.races;
   c->uninitialised = r.uninitialised;
   c->banks = r.banks;
+  c->logs.resize(r.banks ? l.resident : 0);
   c->stamps.push_back(Stamp{~u32(0), 0, 0});
   for (u32 i = 0; i < r.n_buffers; ++i) {
     const Buffer& b = r.buffers[i];
@@ -222,8 +223,11 @@ void finish_checker(Launch& l) {
       if ((c->globals[i].state[k] & (kValid | kInit)) == kValid && !b.unwritten++) b.first_unwritten = k;
   }
   for (auto& s : c->sites) {
-    if (l.result->n_banks == 64) break;
-    if (s.second.wavefronts > s.second.ideal) l.result->banks[l.result->n_banks++] = {s.first, s.second.instructions, s.second.wavefronts, s.second.ideal};
+    const u32 at = l.result->n_banks++;
+    if (at >= r.n_sites) continue;
+    BankSite& site = r.sites[at];
+    site = {s.first, s.second.instructions, s.second.wavefronts, s.second.ideal, {}};
+    std::copy(std::begin(s.second.words), std::end(s.second.words), site.words);
   }
   for (auto* list : {&c->globals, &c->fixed, &c->dynamic})
     for (auto& g : *list) free_region(g);
