@@ -61,7 +61,8 @@ def test_two_dropouts_of_one_graph_draw_two_masks(compiled: Any, reports: Any) -
     assert not torch.equal(a, b)
 
 
-def test_nothing_but_inputs_and_seed_is_saved_for_the_backward_pass(compiled: Any) -> None:
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_nothing_but_inputs_and_seed_is_saved_for_the_backward_pass(compiled: Any, inner: str) -> None:
     saved: list[torch.Tensor] = []
 
     def keep(t: torch.Tensor) -> torch.Tensor:
@@ -69,7 +70,7 @@ def test_nothing_but_inputs_and_seed_is_saved_for_the_backward_pass(compiled: An
         return t
 
     x, w = torch.randn(4, 16, requires_grad=True), torch.ones(16, requires_grad=True)
-    step = compiled(dropped)
+    step = compiled(dropped, inner=inner)
     step(x, w)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         step(x, w)

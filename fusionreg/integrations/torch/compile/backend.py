@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from functorch.compile import make_boxed_func
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.registry import lookup_backend
 
 from fusionreg.core.errors import ModelError
 
 from ..graphs.graphed import graphed
+from . import inner
 from .options import Options
 from .report import Report
 from .segment import Fuser
@@ -54,42 +52,25 @@ def compile_graph(
     rewritten = rewrite_graph(gm, fuser.rewrite)
     report = Report.joined(fuser.reports, chosen.policy, time.perf_counter() - start)
     _tell(report, chosen)
+    refit = _refitting(registry, chosen) if chosen.policy != "off" else None
     if chosen.inner == "eager":
-        made = _eager(rewritten, example_inputs, registry, chosen)
+        made = inner.eager(rewritten, example_inputs, refit)
     else:
-        made = _inductor(rewritten, example_inputs, chosen, mode)
+        made = inner.inductor(rewritten, example_inputs, chosen, mode, refit, inner.key_of(registry, chosen))
     return graphed(made, example_inputs) if chosen.cuda_graph else made
 
 
-def _eager(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], registry: Registry, options: Options
-) -> Callable[..., Any]:
-    """What autograd makes of the graph, forward and backward by themselves, with more fused: no gradients are left to
-    ask for, so that what has no backward fusion can be taken as well."""
+def _refitting(registry: Registry, options: Options) -> inner.Refit:
+    """Fuses more in what autograd makes of a graph, and tells of it."""
 
-    def compiler(stage: str) -> Callable[..., Any]:
-        def fuse(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            start = time.perf_counter()
-            fuser = Fuser(registry, options)
-            made = fuser.rewrite_traced(module)
-            _tell(Report.joined(fuser.reports, options.policy, time.perf_counter() - start, stage), options)
-            return make_boxed_func(made.forward)
+    def refit(module: torch.fx.GraphModule, stage: str) -> torch.fx.GraphModule:
+        start = time.perf_counter()
+        fuser = Fuser(registry, options)
+        made = fuser.rewrite_traced(module)
+        _tell(Report.joined(fuser.reports, options.policy, time.perf_counter() - start, stage), options)
+        return made
 
-        return fuse
-
-    made = aot_autograd(
-        fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference")
-    )
-    return made(gm, list(example_inputs))
-
-
-def _inductor(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options, mode: str | None
-) -> Callable[..., Any]:
-    patches = dict(options.inner_options)
-    if mode is not None and mode != "default":
-        patches = {**torch._inductor.list_mode_options(mode), **patches}
-    return lookup_backend("inductor")(gm, list(example_inputs), **({"options": patches} if patches else {}))
+    return refit
 
 
 def _tell(report: Report, options: Options) -> None:

@@ -52,11 +52,11 @@ class Extents:
 
 
 def _folded(entry: FusionEntry) -> str:
-    """The axis that leading extents are folded into."""
+    """The axis that the extents of ``...`` are folded into."""
     for tensor in entry.tensors.values():
         for form in tensor.forms:
-            if form.leading and form.names:
-                return form.names[0]
+            if form.folds:
+                return form.folds
     return ""
 
 

@@ -49,13 +49,15 @@ class Fuser:
         return self._guarded(lambda: self._rewrite(self._traced(segment, values, device), values))
 
     def rewrite_traced(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        """A graph that autograd has made, of aten calls without writes, with what could be fused as calls."""
+        """A graph that autograd has made, of aten calls, with what could be fused as calls; ``module`` itself, as it
+        was, where nothing could."""
         values = [n.meta.get("val") for n in module.graph.find_nodes(op="placeholder")]
         device = _device(values)
         if device is None or self.options.policy == "off" or (device.type == "cpu" and self.options.device != "sim"):
             return module
         with torch.no_grad():
-            return self._guarded(lambda: self._rewrite(read(module, "graph"), values)) or module
+            made = self._guarded(lambda: self._rewrite(read(_copy(module), "graph"), values))
+        return module if made is None else _dressed(made, module)
 
     def _guarded(self, rewrite: Callable[[], torch.fx.GraphModule | None]) -> torch.fx.GraphModule | None:
         """What ``rewrite`` gives; None, and a line of the report, where it fails: the graph works without us."""
@@ -145,9 +147,25 @@ class Gradients:
 _ENDS = frozenset({"aten.detach.default", "aten.detach_copy.default"})
 
 
+def _copy(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same calls in a graph of their own, which reading may change."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return torch.fx.GraphModule(module, graph)
+
+
+def _dressed(made: torch.fx.GraphModule, like: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """``made``, with what compilers behind it read off inputs, results and the module."""
+    given = {n.name: n.meta for n in like.graph.find_nodes(op="placeholder")}
+    for node in made.graph.find_nodes(op="placeholder"):
+        node.meta.update(given[node.name])
+    (end,), (source,) = made.graph.find_nodes(op="output"), like.graph.find_nodes(op="output")
+    end.meta.update(source.meta)
+    made.meta.update(like.meta)
+    return made
+
+
 def _device(values: list[Any]) -> torch.device | None:
     """Where the tensors of a segment are; None where there are none, or they are in several places."""
     found = {v.device for v in values if isinstance(v, torch.Tensor) and (v.dim() or v.device.type != "cpu")}
     return found.pop() if len(found) == 1 else None
-
-

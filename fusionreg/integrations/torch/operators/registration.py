@@ -6,6 +6,7 @@ dispatcher. Operators live as long as torch's own namespace, which remembers eve
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from functools import cached_property
 from itertools import count
@@ -21,6 +22,7 @@ from fusionreg.core.runtime.seeds import draw
 from fusionreg.core.validate.gradients import Gradients, gradients
 
 from . import autocast, autograd
+from .chains import Chains
 from .fake import fake
 from .schema import NAMESPACE, digest, operator_name, schema
 
@@ -48,6 +50,7 @@ class Operators:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._made: dict[str, Any] = {}
+        self._of: dict[str, Chains] = {}
         self._lock = RLock()
 
     @classmethod
@@ -86,6 +89,14 @@ class Operators:
                 _keep(torch.ops.fusionreg.rng.default, library)
             return torch.ops.fusionreg.rng.default
 
+    @cached_property
+    def digest(self) -> str:
+        """Of all that calls of these operators depend on while they are traced: the specs of the registry."""
+        found = hashlib.sha256()
+        for name, entry in sorted(self.registry.catalog.fusions.items()):
+            found.update(f"{name} {digest(entry)}\n".encode())
+        return found.hexdigest()
+
     def gradient_refusal(self, fusion: str, wanted: Collection[str], absent: Collection[str] = ()) -> str | None:
         """Why gradients of the inputs ``wanted`` cannot be had where those ``absent`` are left out; None when they can.
 
@@ -104,6 +115,9 @@ class Operators:
 
     def _gradients(self, entry: FusionEntry) -> Gradients | None:
         return gradients(entry, self.registry.catalog.fusions)
+
+    def _chains(self, entry: FusionEntry) -> Chains:
+        return self._of.setdefault(entry.name, Chains(entry, self.registry.catalog.ops))
 
     def _make(self, entry: FusionEntry) -> torch._ops.OpOverload:
         if entry.spec.open:
@@ -125,7 +139,8 @@ class Operators:
             library.impl(name, on, key)
         library._register_fake(name, fake(entry))
         backward = None if found is None else self[found.fusion]
-        library.impl(name, autograd.kernel(op, run, entry, found, backward), "Autograd", with_keyset=True)
+        on_autograd = autograd.kernel(op, run, entry, found, backward, self._chains(entry))
+        library.impl(name, on_autograd, "Autograd", with_keyset=True)
         for key, device in autocast.KEYS.items():
             library.impl(name, autocast.rule(op, entry, device), key)
         _keep(op, library)

@@ -1,0 +1,123 @@
+"""Who runs what is not fused. Both compile what autograd makes of a graph, its forward and its backward part each by
+itself: no gradients are left to ask for there, so that what has no backward fusion is fused first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.registry import lookup_backend
+
+import fusionreg
+
+from .. import operators
+
+if TYPE_CHECKING:
+    from .options import Options
+
+#: A part, and which it is (``forward``, ``backward``, ``inference``) → the same with fused calls.
+Refit = Callable[[torch.fx.GraphModule, str], torch.fx.GraphModule]
+
+
+def eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], refit: Refit | None) -> Callable[..., Any]:
+    """The graph's callable: torch's own kernels, one by one."""
+
+    def compiler(stage: str) -> Callable[..., Any]:
+        return lambda module, inputs: make_boxed_func((refit(module, stage) if refit else module).forward)
+
+    made = aot_autograd(
+        fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference")
+    )
+    return made(gm, list(inputs))
+
+
+def inductor(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, mode: str | None, refit: Refit | None, key: str
+) -> Callable[..., Any]:
+    """The graph's callable, compiled by Inductor; as ``torch.compile`` alone does it where there is no ``refit``.
+
+    Its cache of graphs holds good: it is asked for graphs that have the fused calls in them already, under a key that
+    ``key`` is part of. That of autograd is not asked: what it would give back was matched in another process, and may
+    call operators that nobody has registered in this one.
+    """
+    compiler: Any = lookup_backend("inductor")
+    patches = dict(torch._TorchCompileInductorWrapper(mode, dict(options.inner_options), None).config)
+    if refit is None:
+        return compiler(gm, list(inputs), config_patches=patches)
+
+    def compile_part(module: torch.fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        stage = "backward" if given.get("is_backward") else "inference" if given.get("is_inference") else "forward"
+        return compile_fx_inner(_casts(refit(module, stage)), inputs, **given)
+
+    patches |= _marked(patches, key)
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        return compiler(gm, list(inputs), inner_compile=compile_part, config_patches=patches)
+
+
+#: Where Inductor takes passes from, each of which has a say in the keys of its caches.
+_SLOTS = (
+    "post_grad_custom_post_pass", "post_grad_custom_pre_pass", "joint_custom_post_pass", "joint_custom_pre_pass"
+)  # fmt: skip
+
+
+def _marked(patches: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Settings that make ``key`` part of the key of everything that is compiled; nothing of the user's gives way."""
+    from torch._inductor import config
+
+    for slot in _SLOTS:
+        if not patches.get(slot, getattr(config, slot)):
+            return {slot: _mark(key)}
+    return {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+
+
+@cache
+def _mark(key: str) -> Any:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Mark(CustomGraphPass):
+        """Changes nothing: the calls are in the graph already."""
+
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            pass
+
+        def uuid(self) -> str:
+            return key
+
+    return Mark()
+
+
+@cache
+def _sources() -> str:
+    """A digest of what operators do while they are traced: it is in compiled graphs, and must not outlive a change."""
+    found = hashlib.sha256(fusionreg.__version__.encode())
+    for file in sorted(Path(operators.__file__).parent.glob("*.py")):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def key_of(registry: Any, options: Options) -> str:
+    """What compiled graphs depend on beside what is in them: this package, the fusions, how they were chosen."""
+    made = operators.Operators.of(registry)
+    text = "\n".join((_sources(), made.digest, options.policy, options.device))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _casts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """In place: casts as Inductor writes them, which has taken eager's apart before."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
+        if set(node.kwargs) == {"dtype"}:
+            node.target = torch.ops.prims.convert_element_type.default
+            node.args, node.kwargs = (*node.args, node.kwargs["dtype"]), {}
+    module.recompile()
+    return module
+
+
+__all__ = ["Refit", "eager", "inductor", "key_of"]

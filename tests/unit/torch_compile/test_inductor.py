@@ -1,0 +1,105 @@
+"""Inductor as the executor of the rest: what autograd makes of a graph is matched, and its caches stay right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor import config
+from torch._inductor.utils import fresh_cache
+from torch.nn import functional as F
+
+from fusionreg.integrations.torch.compile import inner
+from fusionreg.integrations.torch.compile.options import Options
+from fusionreg.integrations.torch.operators import Operators
+
+from .conftest import fused, same
+
+
+@pytest.fixture(autouse=True)
+def cache():
+    with fresh_cache():
+        yield
+
+
+def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.layer_norm(x, (16,), w, w)) * 2.0
+
+
+def given() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(4, 16, generator=generator).requires_grad_(), torch.rand(16, generator=generator)]
+
+
+def gradients(f: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = f(*inputs)
+    return y.detach(), torch.autograd.grad(y.sin().sum(), inputs[0])[0]
+
+
+def test_both_directions_are_matched_and_cached_with_their_calls(compiled: Any, reports: Any) -> None:
+    expected = gradients(block, *given())
+    for turn in range(2):
+        counters.clear()
+        reports.clear()
+        for mine, other in zip(gradients(compiled(block, inner="inductor"), *given()), expected, strict=True):
+            same(mine, other)
+        assert fused(reports) == ["norm.layernorm"]
+        assert "pointwise.region" in fused(reports, "forward") and "pointwise.region" in fused(reports, "backward")
+        hits = counters["inductor"]["fxgraph_cache_hit"]
+        assert hits == 2 * turn, "forward and backward, the second time"
+        assert not counters["aot_autograd"]["autograd_cache_hit"]
+    assert torch._functorch.config.enable_autograd_cache
+
+
+def test_passes_of_the_user_run_and_keep_their_place(compiled: Any) -> None:
+    seen: list[list[str]] = []
+
+    def mine(graph: torch.fx.Graph) -> None:
+        seen.append([n for n in map(str, (n.target for n in graph.nodes)) if n.startswith("fusionreg.")])
+
+    x, w = given()
+    with torch.no_grad(), config.patch(post_grad_custom_post_pass=mine):
+        before = config.get_config_copy()
+        step = compiled(block, inner="inductor", inner_options={"post_grad_custom_pre_pass": mine})
+        same(step(x, w), block(x, w))
+        assert config.get_config_copy() == before
+    assert len(seen) == 2 and seen[0] == seen[1] and len(seen[0]) == 1
+
+
+def test_the_key_of_compiled_graphs_is_marked_where_there_is_room(registry: Any) -> None:
+    (slot,) = inner._marked({}, "k")
+    assert inner._marked({}, "k")[slot].uuid() == "k"
+    (other,) = inner._marked({slot: print}, "k")
+    assert other != slot
+    assert inner._marked(dict.fromkeys(inner._SLOTS, print), "k") == {
+        "fx_graph_cache": False,
+        "fx_graph_remote_cache": False,
+    }
+
+
+def test_the_key_covers_fusions_and_options(registry: Any) -> None:
+    class Changed:
+        def __init__(self, entry: Any) -> None:
+            self.spec = entry.spec.model_copy(update={"summary": "another"})
+
+    class Catalog:
+        fusions = {n: Changed(e) if n == "norm.layernorm" else e for n, e in registry.catalog.fusions.items()}
+
+    class Other:
+        catalog = Catalog
+
+    base = Options(device="sim")
+    keys = [
+        inner.key_of(registry, base), inner.key_of(registry, Options(device="sim", policy="aggressive")),
+        inner.key_of(registry, Options()), inner.key_of(Other(), base),
+    ]  # fmt: skip
+    assert len(set(keys)) == 4
+    assert inner.key_of(registry, base) == keys[0]
+    assert Operators.of(registry).digest != Operators(Other()).digest  # type: ignore[arg-type]
+
+
+def test_options_of_inductor_reach_it(compiled: Any) -> None:
+    with torch.no_grad(), pytest.raises(Exception, match="no_such_option"):
+        compiled(block, inner="inductor", inner_options={"no_such_option": 1})(*given())
