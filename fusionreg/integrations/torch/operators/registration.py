@@ -22,7 +22,6 @@ from fusionreg.core.runtime.seeds import draw
 from fusionreg.core.validate.gradients import Gradients, gradients
 
 from . import autocast, autograd
-from .chains import Chains
 from .fake import fake
 from .schema import NAMESPACE, digest, operator_name, schema
 
@@ -50,7 +49,6 @@ class Operators:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._made: dict[str, Any] = {}
-        self._of: dict[str, Chains] = {}
         self._lock = RLock()
 
     @classmethod
@@ -116,9 +114,6 @@ class Operators:
     def _gradients(self, entry: FusionEntry) -> Gradients | None:
         return gradients(entry, self.registry.catalog.fusions)
 
-    def _chains(self, entry: FusionEntry) -> Chains:
-        return self._of.setdefault(entry.name, Chains(entry, self.registry.catalog.ops))
-
     def _make(self, entry: FusionEntry) -> torch._ops.OpOverload:
         if entry.spec.open:
             members = ", ".join(m.name for m in entry.members)
@@ -139,8 +134,7 @@ class Operators:
             library.impl(name, on, key)
         library._register_fake(name, fake(entry))
         backward = None if found is None else self[found.fusion]
-        on_autograd = autograd.kernel(op, run, entry, found, backward, self._chains(entry))
-        library.impl(name, on_autograd, "Autograd", with_keyset=True)
+        library.impl(name, autograd.kernel(op, run, entry, found, backward), "Autograd", with_keyset=True)
         for key, device in autocast.KEYS.items():
             library.impl(name, autocast.rule(op, entry, device), key)
         _keep(op, library)
