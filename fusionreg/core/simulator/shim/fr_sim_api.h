@@ -98,6 +98,22 @@ template <int N> inline void bulk_wait() { bulk_wait_n(N, false); }
 template <int N> inline void bulk_wait_read() { bulk_wait_n(N, true); }
 void fence_proxy_async();                                                          // generic writes -> async proxy
 
+// ---- tile copies through a tensor map (cp.async.bulk.tensor, tiled mode) ---------------------------------------------------------
+// at: coordinates of the box's first element, the contiguous axis first; map: a tensor map (struct TensorMap of fr_sim_model.h),
+// aligned to 64; smem: aligned to 128. A load completes the bytes of the whole box on bar, on every block of the mask its own.
+void tensor_prefetch(const void* map);
+void tensor_load(void* smem, const void* map, const int* at, int rank, uint64_t* bar);
+void tensor_load_multicast(void* smem, const void* map, const int* at, int rank, uint64_t* bar, uint16_t cta_mask);
+void tensor_store(const void* map, const int* at, int rank, const void* smem);   // in a bulk group, as bulk_store
+
+// ---- warpgroup matrix products (wgmma, sm_90a) ------------------------------------------------------------------------------
+// [warpgroup] wgmma.mma_async.sync.aligned.m64nNkK.f32.T.T: T: __half, __nv_bfloat16 (K = 16), __nv_fp8_e4m3, __nv_fp8_e5m2 (K = 32).
+// d[N / 2]; a: null, or A in 4 registers; descriptors as the PTX ISA says, over __cvta_generic_to_shared addresses.
+template <class T, int N> void wgmma(float* d, const uint32_t* a, uint64_t a_descriptor, uint64_t b_descriptor, bool scale_d, bool a_transposed, bool b_transposed);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait_n(int n);
+
 // ---- clusters ----------------------------------------------------------------------------------------------------------
 uint32_t cluster_rank();          // %cluster_ctarank
 uint32_t cluster_size();          // %cluster_nctarank

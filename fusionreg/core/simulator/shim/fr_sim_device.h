@@ -22,6 +22,14 @@ template <class T> inline void mma_m16n8k32(float d[4], const uint32_t a[4], con
 template <class T> inline void mma_m16n8k32(int d[4], const uint32_t a[4], const uint32_t b[2], const int c[4]) { mma(MmaTypeOf<T>::value, 32, d, a, b, c); }
 inline void mma_m16n8k16_f16(uint32_t d[2], const uint32_t a[4], const uint32_t b[2], const uint32_t c[2]) { mma(kF16, 16, d, a, b, c, true); }
 
+template <class T, int N> inline void wgmma(float* d, const uint32_t* a, uint64_t a_descriptor, uint64_t b_descriptor, bool scale_d, bool a_transposed, bool b_transposed) {
+  const WgmmaArgs args{d, a, a_descriptor, b_descriptor, MmaTypeOf<T>::value, N, scale_d, a_transposed, b_transposed};
+  ::frsim_wgmma(&args);
+}
+inline void wgmma_fence() { ::frsim_wgmma_fence(); }
+inline void wgmma_commit() { ::frsim_wgmma_commit(); }
+inline void wgmma_wait_n(int n) { ::frsim_wgmma_wait(n); }
+
 template <int N, bool Trans> inline void ldmatrix(uint32_t* d, const void* smem) {
   MatrixArgs m{d, const_cast<void*>(smem), N, Trans};
   ::frsim_warp(kLdmatrix, 0xFFFFFFFFu, &m, nullptr, 0);
@@ -59,6 +67,10 @@ inline void bulk_load(void* smem, const void* global, uint32_t bytes, uint64_t* 
 inline void bulk_load_multicast(void* smem, const void* global, uint32_t bytes, uint64_t* bar, uint16_t mask) { ::frsim_bulk(smem, global, bytes, bar, 3, mask); }
 inline void bulk_copy_cluster(void* remote, const void* smem, uint32_t bytes, uint64_t* remote_bar) { ::frsim_bulk(remote, smem, bytes, remote_bar, 1, 0); }
 inline void bulk_store(void* global, const void* smem, uint32_t bytes) { ::frsim_bulk(global, smem, bytes, nullptr, 2, 0); }
+inline void tensor_prefetch(const void* map) { ::frsim_tensor_prefetch(map); }
+inline void tensor_load(void* smem, const void* map, const int* at, int rank, uint64_t* bar) { ::frsim_tensor_load(smem, map, at, rank, bar, false, 0); }
+inline void tensor_load_multicast(void* smem, const void* map, const int* at, int rank, uint64_t* bar, uint16_t mask) { ::frsim_tensor_load(smem, map, at, rank, bar, true, mask); }
+inline void tensor_store(const void* map, const int* at, int rank, const void* smem) { ::frsim_tensor_store(smem, map, at, rank); }
 inline void bulk_commit() { ::frsim_bulk_commit(); }
 inline void bulk_wait_n(int n, bool) { ::frsim_bulk_wait(n); }
 inline void fence_proxy_async() { ::frsim_fence_proxy_async(); }

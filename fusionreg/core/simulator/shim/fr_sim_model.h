@@ -26,7 +26,20 @@ enum Scope : int { kScopeBlock, kScopeDevice, kScopeSystem };
 struct ShuffleArgs { uint64_t value, result; int kind, lane, width; };
 struct VoteArgs { uint64_t value; unsigned result; int predicate; };
 struct MmaArgs { const uint32_t* a; const uint32_t* b; const void* c; void* d; int type, k; bool half_accumulator; };
+struct WgmmaArgs { float* d; const uint32_t* a; uint64_t a_descriptor, b_descriptor; int type, n; bool scale_d, a_transposed, b_transposed; };
 struct MatrixArgs { uint32_t* registers; void* address; int count; bool transposed; };
+
+// The tensor map of the simulator, in place of the 128 opaque bytes that cuTensorMapEncodeTiled makes for a GPU: simulator/tensor_map.py
+// packs it, the models of runtime/tensor_map.cpp read it. Little-endian; axes with the contiguous one first.
+struct TensorMap {
+  uint64_t magic, base;
+  uint32_t rank, element_bytes, swizzle, reserved;   // rank 1 to 5; swizzle: 0 none, 1 32 bytes, 2 64 bytes, 3 128 bytes
+  uint64_t dims[5], strides[4];                      // in elements; in bytes, of axes 1 to 4
+  uint16_t box[5];                                   // elements of a tile along each axis
+  uint8_t fill, padding[13];                         // what loads give outside of the tensor: 0 zeros, 1 NaN
+};
+static_assert(sizeof(TensorMap) == 128, "as large as a CUtensorMap");
+constexpr uint64_t kTensorMapMagic = 0x0050414D46524D54;
 
 // What a loaded copy of a unit tells about itself.
 struct Parameter { int kind; unsigned bytes, pointee; };   // kind: 0 integer, 1 float, 2 pointer, 3 pointer to const, 4 structure
@@ -73,6 +86,13 @@ void frsim_cp_async_commit();
 void frsim_dependency_wait();
 void frsim_cp_async_wait(int groups);  // -1: everything, committed or not
 void frsim_bulk(void* dst, const void* src, unsigned bytes, void* bar, int kind, unsigned mask);  // kind: 0 g2s, 1 s2cluster, 2 s2g, 3 multicast
+void frsim_tensor_prefetch(const void* map);
+void frsim_tensor_load(void* smem, const void* map, const int* at, int rank, uint64_t* bar, bool multicast, unsigned mask);
+void frsim_tensor_store(const void* smem, const void* map, const int* at, int rank);
+void frsim_wgmma(const fr_sim::WgmmaArgs* args);
+void frsim_wgmma_fence();
+void frsim_wgmma_commit();
+void frsim_wgmma_wait(int groups);
 void frsim_bulk_commit();
 void frsim_bulk_wait(int groups);
 void frsim_fence_proxy_async();

@@ -103,7 +103,8 @@ void deliver(u64* bar, const void* pc) {   // somebody waits: what was on its wa
   all.erase(it);
   for (auto& l : list) {
     set_in_flight(l.dst, l.bytes, false);
-    std::memcpy(l.dst, l.src, l.bytes);
+    if (l.tile) land_tile(*l.tile, l.dst);
+    else std::memcpy(l.dst, l.src, l.bytes);
     add_tx(bar, -(long long)l.bytes, pc);
   }
 }
@@ -112,6 +113,7 @@ void store_now(Fiber* f, u32 groups_before, bool all) {
   size_t kept = 0;
   for (auto& c : f->bulk) {
     if (!all && c.group >= groups_before) { f->bulk[kept++] = c; continue; }
+    if (c.tile) { store_tile(*c.tile, c.src, c.pc); continue; }
     if (f->worker->launch->checker) { note_access(c.src, c.bytes, kRead | kEngine, c.pc); note_access(c.dst, c.bytes, kWrite | kEngine, c.pc); }
     std::memcpy(c.dst, c.src, c.bytes);
   }
@@ -119,6 +121,14 @@ void store_now(Fiber* f, u32 groups_before, bool all) {
 }
 
 }  // namespace
+
+void begin_landing(char* dst, u32 bytes, u64* bar, const std::shared_ptr<Tile>& tile, const void* pc) {
+  shared_only(bar, 8, 8, "mbarrier", pc);
+  begin(dst, nullptr, bytes, 0, pc, kEngine);
+  publish(bar);
+  self()->worker->landings[reinterpret_cast<u64>(bar)].push_back({dst, nullptr, bytes, tile});
+}
+
 }  // namespace fr_sim
 
 using namespace fr_sim;

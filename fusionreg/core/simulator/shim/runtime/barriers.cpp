@@ -25,12 +25,24 @@ const char* block_op(int op) {
   return names[op];
 }
 
+// A block's window of shared addresses: static memory, then dynamic memory. They are congruent to the host's, modulo 1024.
+u64 fixed_begin(const Copy& c) { return reinterpret_cast<u64>(c.shared) % 1024; }
+u64 dynamic_begin(const Copy& c) { return (fixed_begin(c) + c.shared_bytes + 1023) / 1024 * 1024; }
+
 void wake(std::vector<Fiber*>& waiting) {
   for (Fiber* f : waiting) make_ready(f);
   waiting.clear();
 }
 
 }  // namespace
+
+const char* shared_at(const Fiber* f, u32 address) {
+  const Copy& c = *f->owner->copy;
+  if (address - dynamic_begin(c) < f->worker->launch->request->dynamic_shared) return c.dynamic + (address - dynamic_begin(c));
+  if (address - fixed_begin(c) < c.shared_bytes) return c.shared + (address - fixed_begin(c));
+  return nullptr;
+}
+
 }  // namespace fr_sim
 
 using namespace fr_sim;
@@ -163,9 +175,8 @@ FRSIM_API unsigned frsim_smem_address(const void* smem) {
   Fiber* f = self();
   const Copy& c = *f->owner->copy;
   const char* p = static_cast<const char*>(smem);
-  const u64 fixed = (c.shared_bytes + 1023) / 1024 * 1024;
-  if (p >= c.dynamic && p <= c.dynamic + f->worker->launch->request->dynamic_shared) return unsigned(fixed + u64(p - c.dynamic));
-  if (p >= c.shared && p < c.shared + c.shared_bytes) return unsigned(p - c.shared);
+  if (p >= c.dynamic && p <= c.dynamic + f->worker->launch->request->dynamic_shared) return unsigned(dynamic_begin(c) + u64(p - c.dynamic));
+  if (p >= c.shared && p < c.shared + c.shared_bytes) return unsigned(fixed_begin(c) + u64(p - c.shared));
   fail("bounds", Site{nullptr, 0, FRSIM_PC}, "a shared-memory address is taken of a pointer that is not into shared memory");
 }
 

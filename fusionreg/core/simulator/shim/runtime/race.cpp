@@ -205,6 +205,7 @@ void forget(Worker& w) {
   for (auto& f : w.fibers) { delete_knowledge(f.extra); delete f.acquired; f.acquired = nullptr; }
   for (auto& b : w.blocks) {
     delete_knowledge(b.known);
+    forget_products(b);
     for (auto& n : b.named) delete_knowledge(n.known);
   }
   for (auto& c : w.clusters) { delete_knowledge(c.known); delete_knowledge(c.gather); }

@@ -35,6 +35,7 @@ const char* waits_for(const Fiber* f, char* text, size_t n) {
     case Wait::Warp:
       std::snprintf(text, n, "waiting at %s%s%.0d with mask 0x%08x", op_name(f->wait_op), f->site.line ? " of line " : "", f->site.line, f->wait_mask);
       break;
+    case Wait::Warpgroup: std::snprintf(text, n, "waiting at wgmma.mma_async for the rest of its warpgroup"); break;
     case Wait::Named: std::snprintf(text, n, "waiting at named barrier %d", f->wait_op); break;
     case Wait::Cluster: std::snprintf(text, n, "waiting at the cluster barrier"); break;
     case Wait::Grid: std::snprintf(text, n, "waiting at the grid barrier"); break;

@@ -86,10 +86,12 @@ struct Result {
 
 // ---- execution --------------------------------------------------------------------------------------------------------
 struct Site { const char* file = nullptr; int line = 0; const void* pc = nullptr; };
-enum class Wait : u8 { None, Block, Warp, Named, Cluster, Grid, Spin };
+enum class Wait : u8 { None, Block, Warp, Warpgroup, Named, Cluster, Grid, Spin };
 
-struct AsyncCopy { char* dst; const char* src; u32 bytes, src_bytes, group; const void* pc; };
-struct Landing { char* dst; const char* src; u32 bytes; };   // a bulk load that its mbarrier has yet to see
+// tile: of copies through a tensor map
+struct Tile;
+struct AsyncCopy { char* dst; const char* src; u32 bytes, src_bytes, group; const void* pc; std::shared_ptr<Tile> tile; };
+struct Landing { char* dst; const char* src; u32 bytes; std::shared_ptr<Tile> tile; };   // a bulk load that its mbarrier has yet to see
 
 struct Warp;
 struct Fiber : Context {
@@ -110,6 +112,8 @@ struct Fiber : Context {
   // asynchronous copies in flight; group numbers count commits
   std::vector<AsyncCopy> copies, bulk;
   u32 committed = 0, bulk_committed = 0;
+  u32 products_committed = 0;         // groups of wgmma
+  bool products_fenced = false;       // wgmma.fence since this thread last used the registers
   // happens-before (checked builds)
   u32 stamp = 0, fence_floor = 0, fence_stamp = 0;
   bool stamp_closed = true, fenced = false, fenced_device = false, dirty = false;
@@ -136,6 +140,7 @@ struct Cluster {
   std::vector<Fiber*> waiting;
 };
 
+struct Warpgroup;
 struct Block {
   u32 linear = 0, rank = 0, index[3] = {0, 0, 0}, threads = 0, live = 0;
   const Copy* copy = nullptr;
@@ -144,6 +149,7 @@ struct Block {
   Fiber** order = nullptr;
   Fiber* fibers = nullptr;
   std::vector<Warp> warps;
+  std::vector<std::shared_ptr<Warpgroup>> warpgroups;   // those that have used wgmma
   u32 arrived = 0;
   int op = 0, reduced = 0;
   Site site;
@@ -211,6 +217,15 @@ void catch_faults(bool on);
 void watch(Launch& launch, std::atomic<bool>& done, unsigned long host_thread, u32 timeout_ms);
 // async.cpp
 void shared_only(const void* p, u64 bytes, u64 alignment, const char* what, const void* pc);   // else a fault
+void begin_landing(char* dst, u32 bytes, u64* bar, const std::shared_ptr<Tile>& tile, const void* pc);
+// tensor_map.cpp
+void land_tile(const Tile& tile, char* dst);
+void store_tile(const Tile& tile, const char* src, const void* pc);
+// wgmma.cpp
+void products_exit(Fiber* f);                                 // a thread has exited: nothing of it may be in flight
+void forget_products(Block& block);
+// barriers.cpp
+const char* shared_at(const Fiber* f, u32 address);           // of an address in the shared window; null outside
 // memory.cpp, race.cpp
 void note_access(const volatile void* p, size_t bytes, int kind, const void* pc);
 void set_in_flight(const char* p, size_t bytes, bool on);     // destination of an asynchronous copy

@@ -51,6 +51,7 @@ void thread_exit(Fiber* f) {
   Warp& warp = *f->team;
   Block& block = *f->owner;
   if (!f->bulk.empty()) fail("async", f->site, "a thread exits before its bulk stores have read shared memory (no wait_group)");
+  products_exit(f);
   f->exited = true;
   f->copies.clear();
   --block.live;
@@ -83,13 +84,15 @@ void set_up_block(Worker& w, u32 slot, u64 linear, u32 rank) {
   b.live = threads;
   b.arrived = 0;
   b.first_arrival = nullptr;
+  forget_products(b);
   for (auto& n : b.named) { n.arrived = 0; n.waiting.clear(); }
   for (u32 t = 0; t < threads; ++t) {
     Fiber& f = b.fibers[t];
     std::memcpy(f.block, b.index, sizeof f.block);
     f.exited = false;
     f.wait = Wait::None;
-    f.committed = f.bulk_committed = 0;
+    f.committed = f.bulk_committed = f.products_committed = 0;
+    f.products_fenced = false;
     f.cluster_phase = 0;
   }
   for (auto& warp : b.warps) { warp.live = warp.members; warp.pending.clear(); warp.floor = 0; }
