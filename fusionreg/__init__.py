@@ -23,6 +23,7 @@ _HOMES = {
     "Backward": "fusionreg.core.spec",
     "OpSpec": "fusionreg.core.spec",
     "Case": "fusionreg.core.spec",
+    "TensorMap": "fusionreg.core.spec",
     "Tolerance": "fusionreg.core.spec",
     "Workload": "fusionreg.core.spec",
     "hookimpl": "fusionreg.hookspecs",
@@ -37,7 +38,17 @@ __all__ = ["__version__", *_HOMES]
 if TYPE_CHECKING:
     from fusionreg.api import Registry, fuse, load_registry
     from fusionreg.core.errors import FusionregError
-    from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, OpSpec, Tolerance, Workload
+    from fusionreg.core.spec import (
+        AttributeSpec,
+        Backward,
+        Case,
+        FusionSpec,
+        KernelSpec,
+        OpSpec,
+        TensorMap,
+        Tolerance,
+        Workload,
+    )  # fmt: skip
     from fusionreg.hookspecs import hookimpl
     from fusionreg.integrations.torch.graphs import GraphPool, capture
     from fusionreg.verifying import Verification, verify

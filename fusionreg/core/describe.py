@@ -13,7 +13,7 @@ from .targets import SHIPPED, accepts, target
 
 if TYPE_CHECKING:
     from .registry.entries import FusionEntry, KernelEntry, Slot
-    from .spec import Workload
+    from .spec import TensorMap, Workload
 
 
 def sources(entry: FusionEntry, *, arch: str, kernel: str = "", dtype: str = "") -> Iterator[KernelSource]:
@@ -93,6 +93,7 @@ def _kernel(entry: FusionEntry, kernel: KernelEntry) -> list[str]:
         "shared memory": spec.shared_memory if spec.shared_memory != "0" else "",
         "workspace": spec.workspace if spec.workspace != "0" else "",
         "launch": " ".join(f for f in ("cooperative", "programmatic") if getattr(spec, f)),
+        "tensor maps": "; ".join(map(_tensor_map, spec.tensor_maps)),
         "strided": " ".join(spec.strides),
         "point-wise code": " ".join(spec.regions),
         "parameters": "; ".join(f"{k}: {' '.join(map(str, v))}" for k, v in spec.params.items()),
@@ -101,6 +102,13 @@ def _kernel(entry: FusionEntry, kernel: KernelEntry) -> list[str]:
     }
     lines = _section(f"kernel {kernel.name} of {kernel.plugin}: {spec.summary}", {k: v for k, v in rows.items() if v})
     return lines + [f"  requires {condition}" for condition in spec.requires]
+
+
+def _tensor_map(m: TensorMap) -> str:
+    dims = f", dims ({', '.join(m.dims)})" if m.dims else ""
+    strides = f", strides ({', '.join(m.strides)})" if m.strides else ""
+    fill = ", NaN beyond the ends" if m.fill == "nan" else ""
+    return f"{m.name} of {m.operand}{dims}{strides}, box ({', '.join(m.box)}), swizzle {m.swizzle}{fill}"
 
 
 def _section(title: str, rows: Mapping[str, Any]) -> list[str]:

@@ -9,45 +9,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from .frozen import EMPTY, FrozenDict
+from .records import Identifier, Layout, Name, Record, Scalar, Texts
 
 API = 1
-
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$", max_length=80)]
-Identifier = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
-Scalar = bool | int | float | str
-
-
-def _tuple(value: Any) -> Any:
-    items = value if isinstance(value, list | tuple) else (value,)
-    return tuple(str(v) if type(v) is int else v for v in items)
-
-
-Layout = Literal["contiguous", "misaligned", "padded", "padded_odd", "transposed", "channels_last", "expanded"]
-"""A memory layout that conformance knows: see ``core/conformance/trial.py``."""
-
-_TEXT = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
-Texts = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_tuple),
-    WithJsonSchema({"anyOf": [*_TEXT["anyOf"], {"type": "array", "items": _TEXT}]}),
-]
-"""One text or several; a whole number stands for its text."""
-
-
-class Record(BaseModel):
-    """What every spec record has in common: frozen, closed, documented field by field."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        validate_default=True,
-        protected_namespaces=(),
-        ser_json_inf_nan="constants",  # an infinite default must survive the round trip
-    )
 
 
 class AttributeSpec(Record):
@@ -165,6 +132,34 @@ ITERATION = {
 STRUCTURAL = frozenset({"element_bytes", "staged_bytes"})
 
 
+class TensorMap(Record):
+    """How the tensor memory accelerator (TMA) of ``sm_90`` and later cuts a tensor into tiles: one kernel parameter.
+
+    The kernel gets it as ``const __grid_constant__ fr::TensorMap NAME``, for a template that includes ``tma.cuh``;
+    where the operand is absent, or other tensors stand in a slot in its place, the parameter is left out. A kernel does
+    not accept a problem that TMA cannot address: strides that are no multiple of 16 bytes, ….
+    """
+
+    name: Identifier
+    """Of the parameter."""
+    operand: Identifier
+    """The input or output whose memory it describes."""
+    dims: Texts = ()
+    """Extents in elements, the contiguous axis first; the operand's own, last axis first, where they are left out."""
+    strides: Texts = ()
+    """Of every axis but the contiguous first one, in elements; the operand's own where ``dims`` are left out too, else
+    those of a tensor without gaps."""
+    box: Texts
+    """Extents of a tile in elements, one for each axis."""
+    swizzle: str = "0"
+    """Bytes of the span within which a tile's 16-byte pieces are permuted in shared memory: 0 for none, 32, 64 or 128;
+    an expression."""
+    l2_promotion: Literal[0, 64, 128, 256] = 128
+    """Bytes that a load brings into the L2 cache at least."""
+    fill: Literal["zeros", "nan"] = "zeros"
+    """What a load gives beyond the tensor's ends."""
+
+
 class KernelSpec(Record):
     """One kernel: which template, on which problems, with which geometry."""
 
@@ -209,6 +204,8 @@ class KernelSpec(Record):
     """Bytes of scratch that the caller's allocator gives and the kernel gets as its last pointer, ``workspace``."""
     cooperative: bool = False
     """Launched cooperatively: the whole grid is resident and may synchronise."""
+    tensor_maps: tuple[TensorMap, ...] = ()
+    """Tensors that it moves by TMA; parameters after all others, in this order."""
     programmatic: bool = False
     """It may start before the kernel in front of it ends (programmatic dependent launch): the template calls
     ``fr::grid_dependency_wait()`` before its first access to a tensor."""
@@ -222,6 +219,8 @@ class KernelSpec(Record):
     """Why the simulator cannot execute it; empty when it can."""
     pending: str = ""
     """Why dispatch must not choose it yet; empty when it may."""
+    slots_pending: str = ""
+    """Why dispatch must not choose it yet where operators stand at its slots; empty when it may."""
 
 
 class Region(Record):

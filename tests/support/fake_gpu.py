@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,22 @@ class Launched:
 
     def value(self, index: int, kind: Any = ctypes.c_longlong) -> Any:
         return kind.from_address(self.parameters[index]).value
+
+
+@dataclass
+class Encoded:
+    """The arguments of one ``cuTensorMapEncodeTiled``; the map itself is its number and its address."""
+
+    type: int
+    address: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    interleave: int
+    swizzle: int
+    promotion: int
+    fill: int
 
 
 class _Function:
@@ -59,6 +76,8 @@ class FakeLibrary:
     capturing: bool = False
     resident: int = 8  # blocks of any kernel that a multiprocessor holds
     parameters: int = 0
+    encoded: list[Encoded] = field(default_factory=list)
+    fail_encoding: list[int] = field(default_factory=list)  # codes that the next encodings answer with
 
     def __post_init__(self):
         for name in [n for n in dir(self) if n.startswith("_cu")]:
@@ -126,6 +145,22 @@ class FakeLibrary:
                 [int(s or 0) for s in slots],
             )
         )  # fmt: skip
+        return 0
+
+
+    def _cuTensorMapEncodeTiled(
+        self, block, type_, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill
+    ):
+        if self.fail_encoding:
+            return self.fail_encoding.pop(0)
+        assert block % 64 == 0 and address % 16 == 0
+        self.encoded.append(
+            Encoded(
+                type_, address, tuple(dims[:rank]), tuple(strides[: rank - 1]), tuple(box[:rank]), tuple(steps[:rank]),
+                interleave, swizzle, promotion, fill,
+            )
+        )  # fmt: skip
+        ctypes.memmove(block, struct.pack("<16Q", len(self.encoded), address, *range(14)), 128)
         return 0
 
 

@@ -96,6 +96,8 @@ def kernel_digest(kernel: KernelEntry) -> str:
         mode="json", include={"params", "valid", "constants", "grid", "block", "cluster", "shared_memory",
                               "cooperative", "max_registers", "min_blocks"},
     )  # fmt: skip
+    if kernel.spec.tensor_maps:
+        fields["tensor_maps"] = [m.model_dump(mode="json") for m in kernel.spec.tensor_maps]
     texts, ahead = {}, [kernel.spec.template]
     while ahead:
         name = ahead.pop()

@@ -21,6 +21,7 @@ from ..runtime.driver import config, driver
 from ..runtime.kernels import Loaded, device_target, load
 from ..runtime.launch import argument_values
 from ..runtime.libraries import in_order
+from ..runtime.tensor_maps import encode
 from .execute import Job, Outputs, difference, empty_outputs
 
 if TYPE_CHECKING:
@@ -161,12 +162,20 @@ class GpuExecutor:
 
     def _start(self, loaded: Loaded, job: Job, buffers: dict[str, _Buffer], stream: int) -> None:
         values = argument_values(job.problem, job.source.arguments)
+        layouts = {m.name: m for m in job.candidate.maps}
         packed: list[Any] = []
+        addresses: list[int] = []
         for a in job.source.arguments:
+            if a.kind == "tensor_map":
+                layout = layouts[a.name]
+                packed.append(encode(self._driver, layout, buffers[layout.operand].pointer, job.kernel.key))
+                addresses.append(packed[-1].address)
+                continue
             packed.append(
                 ctypes.c_uint64(buffers[a.name].pointer) if a.pointer else _CTYPES[a.ctype](values[a.parameter])
             )
-        parameters = (ctypes.c_void_p * max(1, len(packed)))(*(ctypes.addressof(p) for p in packed))
+            addresses.append(ctypes.addressof(packed[-1]))
+        parameters = (ctypes.c_void_p * max(1, len(packed)))(*addresses)
         shape = job.candidate.launch
         ready = config(
             shape.grid, shape.block, shape.shared_memory, shape.cluster, shape.cooperative, shape.programmatic

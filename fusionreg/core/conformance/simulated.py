@@ -13,7 +13,7 @@ from ..errors import FusionregError, SimulatorError
 from ..frozen import EMPTY
 from ..render import KernelSource
 from ..runtime.dispatch import SIMULATED
-from ..runtime.launch import argument_values
+from ..runtime.launch import argument_values, simulated_arguments
 from ..simulator import Checks
 from .execute import Job, Outputs, difference, empty_outputs
 
@@ -91,11 +91,8 @@ class SimExecutor:
     def _run(self, code: Any, job: Job, poison: float, checks: Checks) -> Outputs:
         outputs = empty_outputs(job, poison)
         values = argument_values(job.problem, job.source.arguments)
-        arguments: list[Any] = []
-        for a in job.source.arguments:
-            if a.kind == "workspace":
-                arguments.append(np.full(job.candidate.launch.workspace, 0xFF, np.uint8))
-            else:
-                arguments.append({**job.arrays, **outputs}[a.name] if a.pointer else values[a.parameter])
+        scratch = np.full(job.candidate.launch.workspace, 0xFF, np.uint8)
+        arrays = {**job.arrays, **outputs}
+        arguments = simulated_arguments(job.source.arguments, values, arrays, scratch, job.candidate.maps)
         code.launch(arguments, job.candidate.launch, checks=checks)
         return outputs

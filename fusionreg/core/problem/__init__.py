@@ -7,9 +7,10 @@
 from .binding import Outline, bind, outlines
 from .geometry import Launch, launch_geometry
 from .selection import Candidate, Preferences, Refusal, Selection, combinations, select
+from .tensor_maps import TensorMapLayout
 from .types import Problem, Tensor
 
 __all__ = [
-    "Candidate", "Launch", "Outline", "Preferences", "Problem", "Refusal", "Selection", "Tensor", "bind",
-    "combinations", "launch_geometry", "outlines", "select",
+    "Candidate", "Launch", "Outline", "Preferences", "Problem", "Refusal", "Selection", "Tensor",
+    "TensorMapLayout", "bind", "combinations", "launch_geometry", "outlines", "select",
 ]  # fmt: skip

@@ -131,7 +131,7 @@ def launch_geometry(kernel: KernelEntry, problem: Problem, params: Mapping[str, 
     spec = kernel.spec
     env, _ = environment(kernel, problem, params)
     values = kernel.geometry(env)
-    sizes = {name: _integer(kernel, name, value) for name, value in values.items()}
+    sizes = {name: integer(kernel, name, value) for name, value in values.items()}
 
     def triple(field: str, count: int) -> tuple[int, ...]:
         return tuple(sizes[f"{field}{i}"] if i < count else 1 for i in range(3))
@@ -147,7 +147,8 @@ def launch_geometry(kernel: KernelEntry, problem: Problem, params: Mapping[str, 
     )
 
 
-def _integer(kernel: KernelEntry, field: str, value: Any) -> int:
+def integer(kernel: KernelEntry, field: str, value: Any) -> int:
+    """What an expression gave, as an integer; :class:`LaunchError` where it is none."""
     if type(value) is int:
         return value
     if isinstance(value, float) and value.is_integer():

@@ -13,6 +13,7 @@ from ..frozen import EMPTY, FrozenDict
 from ..spec import WHOLE
 from ..targets import accepts, target
 from .geometry import Launch, launch_geometry, names
+from .tensor_maps import TensorMapLayout, tensor_maps
 from .types import Problem
 
 if TYPE_CHECKING:
@@ -25,11 +26,12 @@ ESTIMATED = 64
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kernel that accepts a problem, the parameters it would use, and its launch."""
+    """A kernel that accepts a problem, the parameters it would use, its launch, and its tensor maps."""
 
     kernel: KernelEntry
     params: FrozenDict[str, Any]
     launch: Launch
+    maps: tuple[TensorMapLayout, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,10 @@ def _candidates(
                 reasons.append(Refusal(kernel, f"{broken.pretty(env)} does not hold for any parameters"))
                 continue
             launch = launch_geometry(kernel, problem, params)
+            maps = () if problem.empty else tensor_maps(kernel, problem, params)
+        except MisfitError as e:
+            reasons.append(Refusal(kernel, e.found))
+            continue
         except (ExpressionError, LaunchError) as e:
             reasons.append(Refusal(kernel, f"{e.whom}: {e.found}", broken=not problem.empty))
             continue
@@ -178,7 +184,7 @@ def _candidates(
         if wrong:
             reasons.append(Refusal(kernel, wrong, broken=launch.impossible and not problem.empty))
             continue
-        yield Candidate(kernel, params, launch)
+        yield Candidate(kernel, params, launch, maps)
 
 
 def _chosen(

@@ -73,6 +73,8 @@ def digest(entry: FusionEntry, kernel: KernelEntry) -> str:
         spec.specialize,
         entry.spec.constraints,
     ]
+    if spec.tensor_maps:
+        parts.append([m.model_dump(mode="json") for m in spec.tensor_maps])
     base = cases.base_axes(entry)
     for name in [t for t in SHIPPED if any(accepts(d, target(t)) for d in spec.targets)]:
         plain, further, _ = coverage.rows(entry, kernel, base, name, None)
@@ -84,6 +86,7 @@ def digest(entry: FusionEntry, kernel: KernelEntry) -> str:
                 source = render(entry, kernel, problem, chosen.params)
                 parts += [stripped(source.text), source.options, [(a.kind, a.name, a.ctype) for a in source.arguments]]
                 parts.append(asdict(chosen.launch))
+                parts += [asdict(m) for m in chosen.maps]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=list).encode()).hexdigest()
 
 

@@ -28,7 +28,7 @@ from ..dtypes import dtype
 from ..errors import ArgumentError, CompileError, MissingDependencyError, UnknownNameError
 from ..frozen import EMPTY, FrozenDict
 from ..ops import default_vocabulary
-from ..problem import Candidate, Problem
+from ..problem import Candidate, Problem, TensorMapLayout
 from ..registry.entries import FusionEntry, KernelEntry
 from ..render import KernelSource, Launch
 from ..render.prelude import Argument
@@ -226,6 +226,7 @@ def _job_facts(job: Job) -> dict[str, Any]:
         },
         "outputs": {n: t.dtype for n in problem.output_names if (t := problem.tensors[n]) is not None},
         "launch": TypeAdapter(Launch).dump_python(job.candidate.launch),
+        "tensor_maps": TypeAdapter(tuple[TensorMapLayout, ...]).dump_python(job.candidate.maps),
         "problem": TypeAdapter(Problem).dump_python(problem),
     }  # fmt: skip
 
@@ -295,6 +296,7 @@ def _job(facts: Mapping[str, Any], source: KernelSource, folder: Path) -> Job:
     kernel = KernelEntry(spec.kernels[0], "", "", spec.version, folder, folder / "kernel.cu")
     entry = FusionEntry(spec, "", "", spec.version, (), EMPTY, EMPTY, kernels=(kernel,))
     launch: Launch = TypeAdapter(Launch).validate_python(facts["launch"])
+    maps = TypeAdapter(tuple[TensorMapLayout, ...]).validate_python(facts.get("tensor_maps", ()))
     problem: Problem = TypeAdapter(Problem).validate_python(facts["problem"])
     layouts = {name: str(row["layout"]) for name, row in facts["inputs"].items()}
     trial = Trial(facts["case"], problem.dtypes, FrozenDict(facts["axes"]), layouts=FrozenDict(layouts))
@@ -302,4 +304,4 @@ def _job(facts: Mapping[str, Any], source: KernelSource, folder: Path) -> Job:
         name: arrange(_load(folder, "inputs", name).view(dtype(row["dtype"]).numpy), row["layout"])
         for name, row in facts["inputs"].items()
     }
-    return Job(entry, kernel, trial, problem, Candidate(kernel, source.params, launch), source, arrays)
+    return Job(entry, kernel, trial, problem, Candidate(kernel, source.params, launch, maps), source, arrays)

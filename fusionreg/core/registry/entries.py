@@ -84,6 +84,7 @@ class KernelEntry:
         constants: template variables by name; in declared order each may read those before it.
         geometry: ``grid0`` … ``block0`` … ``cluster0`` … ``shared_memory``, ``workspace``.
         estimate: expected seconds, None when the general model is to tell.
+        tensor_maps: by name: ``dims0`` …, ``strides0`` …, ``box0`` …, ``swizzle``.
     """
 
     spec: KernelSpec
@@ -97,6 +98,7 @@ class KernelEntry:
     constants: ExpressionSet = default(default_factory=lambda: ExpressionSet({}))
     geometry: ExpressionSet = default(default_factory=lambda: ExpressionSet({}))
     estimate: Expression | None = None
+    tensor_maps: FrozenDict[str, ExpressionSet] = EMPTY
 
     @property
     def name(self) -> str:

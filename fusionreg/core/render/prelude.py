@@ -14,7 +14,10 @@ from .values import Code, TypeName, c_text, float_literal, guarded, identifier
 if TYPE_CHECKING:
     from ..registry.catalog import FusionEntry, KernelEntry
 
-Kind = Literal["input", "output", "stride", "axis", "attribute", "workspace", "iteration", "step"]
+Kind = Literal["input", "output", "stride", "axis", "attribute", "workspace", "iteration", "step", "tensor_map"]
+
+#: The C++ type of a tensor map as a parameter; ``tma.cuh`` of the device library declares it.
+TENSOR_MAP = "const __grid_constant__ fr::TensorMap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +26,9 @@ class Argument:
 
     Attributes:
         kind: what it is.
-        name: the tensor (input, output, stride, step), axis or attribute; ``workspace`` for scratch memory; of an
-            iteration ``elements``, ``extent``, ``multiplier`` or ``shift``.
-        ctype: the C++ type it is passed as: a pointer, ``long long``, ``int``, ``float`` or ``double``.
+        name: the tensor (input, output, stride, step), axis or attribute; ``workspace`` for scratch memory; the name
+            of a tensor map; of an iteration ``elements``, ``extent``, ``multiplier`` or ``shift``.
+        ctype: the C++ type it is passed as: a pointer, ``long long``, ``int``, ``float``, ``double``, or a tensor map.
         dtype: dtype name of what a pointer points to, "" otherwise.
         index: the axis of a stride; of a step, extent, multiplier or shift, the axis of the iteration.
     """
@@ -77,6 +80,7 @@ def arguments(entry: FusionEntry, kernel: KernelEntry, problem: Problem, workspa
             found.append(Argument("attribute", name, "double" if attribute.double else ctypes[attribute.type]))
     if workspace:
         found.append(Argument("workspace", "workspace", "unsigned char*"))
+    found += [Argument("tensor_map", m.name, TENSOR_MAP) for m in spec.tensor_maps if m.operand in present]
     return tuple(found)
 
 
@@ -115,6 +119,7 @@ def hints(entry: FusionEntry, kernel: KernelEntry) -> dict[str, str]:
         n: f"C++ name {n}: it is a launch argument, not in `specialize`" for t in entry.inputs.values() for n in t.axes
     }
     found |= {n: f"C++ name {n}: the attribute is not static" for n, a in entry.spec.attributes.items() if not a.static}
+    found |= {m.name: f"C++ name {m.name}: it is a tensor map" for m in kernel.spec.tensor_maps}
     return found | {n: f"C++ name {n}: it is the kernel's pointer" for n in (*entry.inputs, *entry.outputs)}
 
 

@@ -312,7 +312,7 @@ class Runtime:
             launch=candidate.launch, arguments=arguments, values=argument_values(problem, arguments),
             inputs=tuple(entry.inputs), library=call.library, place=call.place,
             allocation=Allocation(call.library, call.place, problem, candidate.launch.workspace),
-            several_devices=cuda.device_count() > 1,
+            several_devices=cuda.device_count() > 1, maps=candidate.maps,
         )  # fmt: skip
 
     def _simulator(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared | str:
@@ -323,7 +323,7 @@ class Runtime:
             kernel=candidate.kernel.key, simulated=simulated, launch=candidate.launch, arguments=source.arguments,
             values=argument_values(problem, source.arguments), inputs=tuple(entry.inputs),
             output_names=problem.output_names, library=call.library, place=call.place,
-            allocation=Allocation(call.library, call.place, problem), checks=self.checks,
+            allocation=Allocation(call.library, call.place, problem), checks=self.checks, maps=candidate.maps,
         )  # fmt: skip
 
     def _check_launch(self, candidate: Candidate, problem: Problem) -> None:

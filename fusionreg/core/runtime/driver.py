@@ -173,6 +173,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuGetErrorName": [_INT, _POINTER],
     "cuGetErrorString": [_INT, _POINTER],
     "cuLaunchKernelEx": [_POINTER, _POINTER, _POINTER, _POINTER],
+    "cuTensorMapEncodeTiled": [
+        _POINTER, _INT, ctypes.c_uint, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _INT,
+    ],
 }
 
 

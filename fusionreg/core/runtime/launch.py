@@ -7,18 +7,21 @@ There are four kinds: a GPU kernel, a kernel in the simulator, the unfused opera
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..problem import Problem
+from ..problem import Problem, TensorMapLayout
 from ..problem.geometry import Launch
 from ..problem.iteration import space
 from ..problem.types import row_major
 from ..render import Argument
 from .driver import INVALID_CONTEXT, Config, Driver, config
+from .tensor_maps import MapParameter, encode
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .libraries import Library, Place
 
 _VALUES = {"long long": ctypes.c_longlong, "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double}
@@ -156,6 +159,7 @@ class GpuLaunch:
         place: Place,
         allocation: Allocation,
         several_devices: bool,
+        maps: Sequence[TensorMapLayout] = (),
     ) -> None:
         self.kernel, self.calls, self.driver, self.module = kernel, 0, driver, module
         self.function, self.launch, self.device = function, launch, place.ordinal
@@ -166,6 +170,13 @@ class GpuLaunch:
         self.arguments, self.values = tuple(arguments), values
         self.sources = tuple(
             i for i, name in enumerate(inputs) if any(a.kind == "input" and a.name == name for a in arguments)
+        )
+        pointed, by_name = [a.name for a in arguments if a.pointer], {m.name: m for m in maps}
+        #: of every tensor map: its parameter, the slot of its operand's address, and what encodes it
+        self.maps = tuple(
+            (i, pointed.index(by_name[a.name].operand), MapParameter(driver, by_name[a.name], kernel))
+            for i, a in enumerate(arguments)
+            if a.kind == "tensor_map"
         )
         self._lock = (
             Lock()
@@ -189,7 +200,7 @@ class GpuLaunch:
             if a.pointer:
                 parameters[i] = ctypes.addressof(slots) + 8 * at
                 at += 1
-            else:
+            elif a.kind != "tensor_map":  # which a launch points to, as it depends on an address
                 value: Any = _VALUES[a.ctype](self.values[a.parameter])
                 keep.append(value)
                 parameters[i] = ctypes.addressof(value)
@@ -208,6 +219,8 @@ class GpuLaunch:
                 at += 1
             if scratch is not None:
                 slots[at] = pointer(scratch)
+            for i, slot, encoded in self.maps:
+                self.parameters[i] = encoded.at(slots[slot])
             self.config.stream = self.stream(self.device)
             if self.several_devices:
                 code = self._launch_on_device(self._config, self._parameters)
@@ -224,6 +237,10 @@ class GpuLaunch:
         pointed = [*(inputs[i] for i in self.sources), *outputs, *([scratch] if scratch is not None else [])]
         for at, array in enumerate(pointed):
             slots[at] = self.pointer(array)
+        for i, slot, encoded in self.maps:  # memory of its own, which no other call's arrays push out
+            block = encode(self.driver, encoded.layout, slots[slot], self.kernel)
+            parameters[i] = block.address
+            keep.append(block)
         at_config, at_parameters = ctypes.addressof(packed), ctypes.addressof(parameters)
         launch, function, stream, device, lock = self._launch, self.function, self.stream, self.device, Lock()
         several, alive = self.several_devices, (slots, parameters, keep, pointed, self)
@@ -280,24 +297,22 @@ class SimulatorLaunch:
         place: Place,
         allocation: Allocation,
         checks: Any,
+        maps: Sequence[TensorMapLayout] = (),
     ) -> None:
         self.kernel, self.calls, self.simulated, self.launch = kernel, 0, simulated, launch
         self.arguments, self.values = tuple(arguments), values
         self.inputs, self.output_names = tuple(inputs), tuple(output_names)
         self.host, self.checks = library.host, checks
-        self.outputs = allocation.outputs
+        self.outputs, self.maps = allocation.outputs, tuple(maps)
         self.report: Any = None
 
     def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         import numpy as np
 
         arrays = {**dict(zip(self.inputs, inputs, strict=False)), **dict(zip(self.output_names, outputs, strict=True))}
-        values: list[Any] = []
-        for a in self.arguments:
-            if a.kind == "workspace":
-                values.append(np.empty(self.launch.workspace, np.uint8))
-            else:
-                values.append(self.host(arrays[a.name]) if a.pointer else self.values[a.parameter])
+        arrays = {name: self.host(a) for name, a in arrays.items() if a is not None}
+        scratch = np.empty(self.launch.workspace, np.uint8)
+        values = simulated_arguments(self.arguments, self.values, arrays, scratch, self.maps)
         options = {} if self.checks is None else {"checks": self.checks}
         self.report = self.simulated.launch(values, self.launch, **options)
         self.calls += 1
@@ -336,8 +351,30 @@ class Densified:
         return lambda: self.run(inputs, outputs)
 
 
+def simulated_arguments(
+    arguments: Sequence[Argument],
+    values: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    scratch: np.ndarray,
+    maps: Sequence[TensorMapLayout],
+) -> list[Any]:
+    """What a simulated launch takes: by parameter a number of ``values``, an array, ``scratch``, or a tensor map."""
+    from ..simulator.tensor_map import MapArgument
+
+    layouts = {m.name: m for m in maps}
+    found: list[Any] = []
+    for a in arguments:
+        if a.kind == "tensor_map":
+            found.append(MapArgument(layouts[a.name], arrays[layouts[a.name].operand]))
+        elif a.kind == "workspace":
+            found.append(scratch)
+        else:
+            found.append(arrays[a.name] if a.pointer else values[a.parameter])
+    return found
+
+
 def argument_values(problem: Problem, arguments: Sequence[Argument]) -> dict[str, Any]:
-    """C++ parameter name → value, of every parameter that is no pointer."""
+    """C++ parameter name → value, of every parameter that is a number."""
     found: dict[str, Any] = {}
     for a in arguments:
         if a.kind == "stride":

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import ArgumentError
 from . import abi
 from .memory import Pointer
+from .tensor_map import FORMAT, MapArgument, placed
 
 _POINTERS = (2, 3)
 
@@ -25,6 +26,8 @@ def convert(
 ) -> tuple[list[Any], list[Pointer | None]]:
     """For every argument its ctypes value, and what it points to; :class:`ArgumentError` when one does not fit.
 
+    A tensor map points to its operand, as the argument that is the operand itself does.
+
     ``kinds``: by argument, ``output`` for tensors that the launch must write completely.
     """
     if len(args) != len(parameters):
@@ -35,13 +38,30 @@ def convert(
     pointers: list[Pointer | None] = []
     for name, value, kind, p in zip(names, args, kinds, parameters, strict=True):
         pointer = None
-        if p.kind in _POINTERS and value is not None:
+        if isinstance(value, MapArgument):
+            if (p.kind, p.bytes) != (4, FORMAT.size):
+                raise ArgumentError("cannot launch", whom, f"{name} is a tensor map", "an argument of another kind")
+            values.append(None)
+        elif p.kind in _POINTERS and value is not None:
             pointer = _pointer(whom, name, value, p, kind, name in inout)
             values.append(ctypes.c_void_p(pointer.array.ctypes.data))
         else:
             values.append(_number(whom, name, value, p))
         pointers.append(pointer)
+    for i, value in enumerate(args):
+        if isinstance(value, MapArgument):
+            pointers[i] = _operand(whom, names[i], value, pointers)
+            values[i] = placed(value.layout, value.array.ctypes.data)
     return values, pointers
+
+
+def _operand(whom: str, name: str, value: MapArgument, pointers: Sequence[Pointer | None]) -> Pointer:
+    found = next((p for p in pointers if p is not None and p.array is value.array), None)
+    if found is None:
+        raise ArgumentError(
+            "cannot launch", whom, f"tensor map {name} of an array that is no argument itself", "an argument's array"
+        )
+    return found
 
 
 def _pointer(whom: str, name: str, value: Any, p: abi.Parameter, kind: str, inout: bool) -> Pointer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -19,6 +18,7 @@ from .checks import Checks, SimReport
 from .faults import order_dependence
 from .memory import Guarded, Pointer, regions
 from .run import Run
+from .tensor_map import placed
 from .toolchain import Mode
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class SimKernel:
         built, units = self._units(mode, resident * workers)
         self._check_shared(built, units[0], launch)
         values, pointers = self.convert(units[0], args, names, inout)
-        found = regions([p for p in pointers if p is not None]) if checks.guard or checks.accesses else []
+        found = regions(pointers) if checks.guard or checks.accesses else []
         runtime = library.runtime(self.builder.runtime)
         run = Run(self.name, built, runtime, units[: resident * workers], launch, checks, workers)
         if not found:
@@ -102,7 +102,8 @@ class SimKernel:
         first: abi.Result | None = None
         expected: list[np.ndarray] = []
         with Guarded(runtime, found) as memory:
-            holders = {i: ctypes.c_void_p(memory.address(p)) for i, p in enumerate(pointers) if p is not None}
+            maps = [getattr(a, "layout", None) for a in args]
+            holders = {i: placed(maps[i], memory.address(p)) for i, p in enumerate(pointers) if p is not None}
             for order in checks.orders:
                 memory.reset()
                 result = run.once([holders.get(i, v) for i, v in enumerate(values)], found, order)

@@ -87,10 +87,11 @@ class Region:
         )
 
 
-def regions(pointers: Sequence[Pointer]) -> list[Region]:
+def regions(pointers: Sequence[Pointer | None]) -> list[Region]:
     """The pointers grouped into regions: those whose memory overlaps share one, so that aliasing stays what it is."""
     found: list[Region] = []
-    for p in sorted(pointers, key=lambda p: p.span):
+    distinct = {id(p): p for p in pointers if p is not None}
+    for p in sorted(distinct.values(), key=lambda p: p.span):
         low, high = p.span
         last = found[-1] if found else None
         if last is not None and low < last.high and high > low:

@@ -49,13 +49,16 @@ def launch_sanitized(
     started = time.perf_counter()
     libraries, resident = _libraries(kernel), kernel.check(launch)
     values, pointers = kernel.convert(kernel.unit(), args, names, inout)
-    found = regions([p for p in pointers if p is not None])
+    found = regions(pointers)
     where = {id(p): (n, p.array.ctypes.data - r.low) for n, r in enumerate(found) for p in r.members}
     request = Request(
         kernel.name, kernel.prepare("sanitize").data, kernel.builder.runtime.data, resident, launch.grid, launch.block,
         tuple(launch.cluster), launch.shared_memory, launch.cooperative, checks.orders,
         tuple((r.original().tobytes(), r.low % 16) for r in found),
-        tuple(bytes(v) if p is None else where[id(p)] for v, p in zip(values, pointers, strict=True)),
+        tuple(
+            bytes(v) if p is None else (*where[id(p)], getattr(a, "layout", None))
+            for a, v, p in zip(args, values, pointers, strict=True)
+        ),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="fusionreg-asan-") as folder:
         Path(folder, "request").write_bytes(pickle.dumps(request))

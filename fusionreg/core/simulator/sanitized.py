@@ -11,11 +11,16 @@ import pickle
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import FusionregError, SimulatorError
 from . import abi, library
 from .checks import parse_order
 from .elf import uninitialised
+from .tensor_map import placed
+
+if TYPE_CHECKING:
+    from ..problem import TensorMapLayout
 
 #: Bytes of one thread's stack: code with AddressSanitizer keeps more of it than other builds.
 STACK = 512 << 10
@@ -32,7 +37,7 @@ class Request:
         grid, block, cluster, shared_memory, cooperative: the launch.
         orders: of threads, one run each.
         memory: content of every region, and its address modulo 16.
-        values: the arguments: region and offset of a pointer, or the bytes of a number.
+        values: the arguments: region, offset and tensor map of what points there, or the bytes of a number.
     """
 
     whom: str
@@ -46,7 +51,7 @@ class Request:
     cooperative: bool
     orders: tuple[str, ...]
     memory: tuple[tuple[bytes, int], ...]
-    values: tuple[tuple[int, int] | bytes, ...]
+    values: tuple[tuple[int, int, TensorMapLayout | None] | bytes, ...]
 
 
 def run(request: Request, folder: Path) -> list[bytes]:
@@ -73,7 +78,7 @@ def _once(request: Request, runtime: ctypes.CDLL, units: list[library.LoadedUnit
     for base, (content, _) in zip(bases, request.memory, strict=True):
         ctypes.memmove(base, content, len(content))
     held = [
-        ctypes.create_string_buffer(v, len(v)) if isinstance(v, bytes) else ctypes.c_void_p(bases[v[0]] + v[1])
+        ctypes.create_string_buffer(v, len(v)) if isinstance(v, bytes) else placed(v[2], bases[v[0]] + v[1])
         for v in request.values
     ]
     copies = (abi.Copy * len(units))(*(u.copy() for u in units))

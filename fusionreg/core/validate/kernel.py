@@ -12,12 +12,14 @@ from typing import Any
 
 from ..errors import SpecError, UnknownNameError
 from ..expressions import PREDICATES, ExpressionSet
+from ..frozen import FrozenDict
 from ..intervals import Conditions, Interval, evaluate
 from ..registry.entries import FusionEntry, KernelEntry
-from ..spec import ITERATION, STRUCTURAL, WHOLE, KernelSpec
+from ..spec import ITERATION, STRUCTURAL, WHOLE, KernelSpec, TensorMap
 from ..targets import SHIPPED, TARGETS, THREADS_BLOCK, Target, accepts
 from .fusion import environments, fusion_scope
 from .names import Problems, Scope, check_names
+from .tensor_maps import check_tensor_maps
 
 SUFFIX = ".cu.j2"
 #: Predicates whose answer is a switch, so that a kernel may be compiled for each.
@@ -44,6 +46,7 @@ def check_kernel(
     targets = _targets(problems, spec)
     check_names(problems, _kinds(spec, fusion))
     _check_shape(problems, spec, fusion)
+    check_tensor_maps(problems, spec, fusion)
     parsed = _Expressions(problems, spec, fusion)
     if problems.found:
         return None, problems.found
@@ -54,7 +57,7 @@ def check_kernel(
     assert root is not None and template is not None
     return KernelEntry(
         spec, plugin, distribution, version, root, template, parsed.requires, parsed.valid, parsed.constants,
-        parsed.geometry, parsed.estimate,
+        parsed.geometry, parsed.estimate, parsed.tensor_maps,
     ), []  # fmt: skip
 
 
@@ -115,10 +118,8 @@ def _targets(problems: Problems, spec: KernelSpec) -> tuple[Target, ...]:
         found += fitting or []
     if not spec.targets:
         problems.add("targets", "it is empty", f"at least one, e.g. sm_80+ ({', '.join(SHIPPED)} are shipped)")
-    lacking = [f for f, used in (("cluster", spec.cluster), ("pdl", spec.programmatic)) if used]
-    for feature in lacking:
-        if found and not any(feature in t.features for t in found):
-            field = "cluster" if feature == "cluster" else "programmatic"
+    for field, feature in (("cluster", "cluster"), ("programmatic", "pdl"), ("tensor_maps", "tma")):
+        if getattr(spec, field) and found and not any(feature in t.features for t in found):
             problems.add(field, f"no target of {', '.join(spec.targets)} has {feature}", "a target of sm_90+")
     return tuple(dict.fromkeys(found))
 
@@ -135,6 +136,7 @@ def _kinds(spec: KernelSpec, fusion: FusionEntry) -> dict[str, tuple[str, ...]]:
         "its iteration": tuple(ITERATION) if WHOLE in spec.regions else (),
         "params": tuple(spec.params),
         "constants": tuple(spec.constants),
+        "tensor_maps": tuple(m.name for m in spec.tensor_maps),
     }
 
 
@@ -206,13 +208,22 @@ class _Expressions:
         checked = {k: problems.expression(k, t, fixed if k.startswith("block") else whole) for k, t in items.items()}
         whom = f"{fusion.name}/{spec.name}"
         self.geometry = ExpressionSet({}) if None in checked.values() else ExpressionSet(items, whom=whom)
+        maps = {m.name: self._map(problems, m, i, whole) for i, m in enumerate(spec.tensor_maps)}
+        self.tensor_maps: FrozenDict[str, ExpressionSet] = FrozenDict(maps)
         self.estimate = problems.expression("estimate", spec.estimate, tuned) if spec.estimate.strip() else None
+
+    @staticmethod
+    def _map(problems: Problems, spec: TensorMap, index: int, scope: Scope) -> ExpressionSet:
+        items = {f"{f}{i}": t for f in ("dims", "strides", "box") for i, t in enumerate(getattr(spec, f))}
+        items["swizzle"] = spec.swizzle
+        return problems.expressions(f"tensor_maps[{index}].", items, scope) or ExpressionSet({})
 
     @property
     def names(self) -> frozenset[str]:
         """Every variable that some expression reads."""
         single = (*self.requires, *self.valid, *((self.estimate,) if self.estimate else ()))
-        return frozenset().union(self.constants.names, self.geometry.names, *(e.names for e in single))
+        maps = (m.names for m in self.tensor_maps.values())
+        return frozenset().union(self.constants.names, self.geometry.names, *maps, *(e.names for e in single))
 
 
 def _check_read(problems: Problems, spec: KernelSpec, parsed: _Expressions, text: str) -> None:
@@ -226,9 +237,15 @@ def _check_read(problems: Problems, spec: KernelSpec, parsed: _Expressions, text
             problems.add("regions", f"the template has no slot for {name!r}", f'{{{{ slot("{name}") }}}}')
     if WHOLE in spec.regions and "region" not in words:
         problems.add("regions", "the template never reads `region`", "the iteration and its device function used")
+    mapped = {m.operand for m in spec.tensor_maps}  # whose strides the map holds
     for name in spec.strides:
-        if name != WHOLE and not any(w.startswith(f"{name}_stride") for w in words) and "_stride_" not in text:
+        if name == WHOLE or name in mapped or "_stride_" in text:
+            continue
+        if not any(w.startswith(f"{name}_stride") for w in words):
             problems.add("strides", f"the template never reads {name}_stride_0 …", "every declared stride used")
+    for m in spec.tensor_maps:
+        if m.name not in words:
+            problems.add("tensor_maps", f"the template never reads {m.name!r}", "every declared tensor map used")
     if spec.workspace.strip() != "0" and "workspace" not in words:
         problems.add("workspace", "the template never reads it", "`workspace`, the kernel's last pointer, used")
     if spec.programmatic and not _WAITS.search(_COMMENT.sub("", text)):
