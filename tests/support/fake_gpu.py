@@ -154,12 +154,10 @@ class FakeLibrary:
         if self.fail_encoding:
             return self.fail_encoding.pop(0)
         assert block % 64 == 0 and address % 16 == 0
-        self.encoded.append(
-            Encoded(
-                type_, address, tuple(dims[:rank]), tuple(strides[: rank - 1]), tuple(box[:rank]), tuple(steps[:rank]),
-                interleave, swizzle, promotion, fill,
-            )
-        )  # fmt: skip
+        wide, narrow = ctypes.c_uint64, ctypes.c_uint32
+        read = ((wide, dims, rank), (wide, strides, rank - 1), (narrow, box, rank), (narrow, steps, rank))
+        arrays = (tuple((kind * count).from_address(at)) for kind, at, count in read)
+        self.encoded.append(Encoded(type_, address, *arrays, interleave, swizzle, promotion, fill))
         ctypes.memmove(block, struct.pack("<16Q", len(self.encoded), address, *range(14)), 128)
         return 0
 

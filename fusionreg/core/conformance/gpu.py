@@ -21,7 +21,7 @@ from ..runtime.driver import config, driver
 from ..runtime.kernels import Loaded, device_target, load
 from ..runtime.launch import argument_values
 from ..runtime.libraries import in_order
-from ..runtime.tensor_maps import encode
+from ..runtime.tensor_maps import MapEncoder
 from .execute import Job, Outputs, difference, empty_outputs
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ class GpuExecutor:
         for a in job.source.arguments:
             if a.kind == "tensor_map":
                 layout = layouts[a.name]
-                packed.append(encode(self._driver, layout, buffers[layout.operand].pointer, job.kernel.key))
+                encoder = MapEncoder(self._driver, layout, job.kernel.key)
+                packed.append(encoder.encoded(buffers[layout.operand].pointer))
                 addresses.append(packed[-1].address)
                 continue
             packed.append(

@@ -17,7 +17,7 @@ from ..problem.iteration import space
 from ..problem.types import row_major
 from ..render import Argument
 from .driver import INVALID_CONTEXT, Config, Driver, config
-from .tensor_maps import MapParameter, encode
+from .tensor_maps import MapEncoder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,7 +174,7 @@ class GpuLaunch:
         pointed, by_name = [a.name for a in arguments if a.pointer], {m.name: m for m in maps}
         #: of every tensor map: its parameter, the slot of its operand's address, and what encodes it
         self.maps = tuple(
-            (i, pointed.index(by_name[a.name].operand), MapParameter(driver, by_name[a.name], kernel))
+            (i, pointed.index(by_name[a.name].operand), MapEncoder(driver, by_name[a.name], kernel))
             for i, a in enumerate(arguments)
             if a.kind == "tensor_map"
         )
@@ -219,8 +219,8 @@ class GpuLaunch:
                 at += 1
             if scratch is not None:
                 slots[at] = pointer(scratch)
-            for i, slot, encoded in self.maps:
-                self.parameters[i] = encoded.at(slots[slot])
+            for i, slot, encoder in self.maps:
+                self.parameters[i] = encoder.at(slots[slot])
             self.config.stream = self.stream(self.device)
             if self.several_devices:
                 code = self._launch_on_device(self._config, self._parameters)
@@ -237,8 +237,8 @@ class GpuLaunch:
         pointed = [*(inputs[i] for i in self.sources), *outputs, *([scratch] if scratch is not None else [])]
         for at, array in enumerate(pointed):
             slots[at] = self.pointer(array)
-        for i, slot, encoded in self.maps:  # memory of its own, which no other call's arrays push out
-            block = encode(self.driver, encoded.layout, slots[slot], self.kernel)
+        for i, slot, encoder in self.maps:  # memory of its own, which no other call's arrays push out
+            block = encoder.encoded(slots[slot])
             parameters[i] = block.address
             keep.append(block)
         at_config, at_parameters = ctypes.addressof(packed), ctypes.addressof(parameters)

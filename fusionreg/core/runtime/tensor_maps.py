@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 from ..problem import TensorMapLayout
 from .driver import Driver
@@ -39,38 +38,43 @@ class Block:
         self.address = start + -start % ALIGNMENT
 
 
-class MapParameter:
-    """One tensor map of a prepared launch. The layout is fixed here, so that the address alone is the key.
+class MapEncoder:
+    """The maps of one layout, which is packed once: a map is then one call of the driver for each address.
 
     Not safe for threads: the launch's lock guards it.
     """
 
-    __slots__ = ("_blocks", "_driver", "_whom", "layout")
+    __slots__ = ("_after", "_before", "_blocks", "_driver", "_encode", "_keep", "_whom", "layout")
 
     def __init__(self, driver: Driver, layout: TensorMapLayout, whom: str) -> None:
         self.layout, self._driver, self._whom = layout, driver, whom
+        self._encode = driver.library.cuTensorMapEncodeTiled
         self._blocks: dict[int, Block] = {}
+        rank = len(layout.dims)
+        dims, strides = (ctypes.c_uint64 * rank)(*layout.dims), (ctypes.c_uint64 * max(1, rank - 1))(*layout.strides)
+        box, steps = (ctypes.c_uint32 * rank)(*layout.box), (ctypes.c_uint32 * rank)(*[1] * rank)
+        self._keep = dims, strides, box, steps
+        self._before = _TYPES[layout.dtype], rank
+        self._after = (
+            *(ctypes.addressof(array) for array in self._keep), _NO_INTERLEAVE, _SWIZZLES[layout.swizzle],
+            _PROMOTIONS[layout.l2_promotion], _FILLS[layout.fill],
+        )  # fmt: skip
+
+    def encoded(self, address: int) -> Block:
+        """A new map of the operand at ``address``; :class:`LaunchError` where the driver refuses it."""
+        block = Block()
+        code = self._encode(block.address, *self._before, address, *self._after)
+        if code:
+            m = self.layout
+            self._driver.check(code, f"tensor map {m.name} of {m.operand} for {self._whom} ({m})", "cannot encode")
+        return block
 
     def at(self, address: int) -> int:
-        """Where the map of the operand at ``address`` is; :class:`LaunchError` where the driver refuses it."""
+        """Where the map of the operand at ``address`` is, made at the first call with it; errors as above."""
         found = self._blocks.get(address)
         if found is None:
-            found = encode(self._driver, self.layout, address, self._whom)
+            found = self.encoded(address)
             if len(self._blocks) >= KEPT:
                 del self._blocks[next(iter(self._blocks))]
             self._blocks[address] = found
         return found.address
-
-
-def encode(driver: Driver, layout: TensorMapLayout, address: int, whom: str) -> Block:
-    """The map of the tensor at ``address``; :class:`LaunchError` where the driver refuses it."""
-    rank = len(layout.dims)
-    ones: Any = (ctypes.c_uint32 * rank)(*[1] * rank)
-    block = Block()
-    code = driver.library.cuTensorMapEncodeTiled(
-        block.address, _TYPES[layout.dtype], rank, address, (ctypes.c_uint64 * rank)(*layout.dims),
-        (ctypes.c_uint64 * max(1, rank - 1))(*layout.strides), (ctypes.c_uint32 * rank)(*layout.box), ones,
-        _NO_INTERLEAVE, _SWIZZLES[layout.swizzle], _PROMOTIONS[layout.l2_promotion], _FILLS[layout.fill],
-    )  # fmt: skip
-    driver.check(code, f"tensor map {layout.name} of {layout.operand} for {whom} ({layout})", "cannot encode")
-    return block

@@ -102,7 +102,7 @@ def test_arrays_of_the_encoder_have_the_driver_s_widths(rank):
 
     def encode(block, type_, n, base, dims, strides, box, steps, *enums):
         def read(kind, array, count):
-            return list((kind * count).from_address(ctypes.addressof(array)))
+            return list((kind * count).from_address(array))
 
         seen.update(dims=read(ctypes.c_uint64, dims, n), strides=read(ctypes.c_uint64, strides, n - 1))
         seen.update(box=read(ctypes.c_uint32, box, n), steps=read(ctypes.c_uint32, steps, n), enums=enums, n=n)
@@ -113,7 +113,7 @@ def test_arrays_of_the_encoder_have_the_driver_s_widths(rank):
     layout = TensorMapLayout(
         "m", "x", "bfloat16", dims[:rank], strides[: rank - 1], box[:rank], 64, l2_promotion=256, fill="nan"
     )
-    tensor_maps.encode(Driver(library), layout, 4096, "k")
+    tensor_maps.MapEncoder(Driver(library), layout, "k").encoded(4096)
     assert seen["n"] == rank and seen["enums"] == (0, 2, 3, 1) and seen["steps"] == [1] * rank
     assert (seen["dims"], seen["strides"]) == (list(dims[:rank]), list(strides[: rank - 1]))
     assert seen["box"] == list(box[:rank])
@@ -138,7 +138,7 @@ def test_another_layout_at_the_same_address_is_another_map(gpu, runtime):
 
 def test_what_is_kept_is_bounded(gpu):
     layout = TensorMapLayout("m", "x", "float16", (64, 8), (128,), (8, 8))
-    found = tensor_maps.MapParameter(Driver(gpu), layout, "k")
+    found = tensor_maps.MapEncoder(Driver(gpu), layout, "k")
     first = found.at(16)
     assert found.at(16) == first and first % 64 == 0 and len(gpu.encoded) == 1
     for i in range(2, tensor_maps.KEPT + 2):
