@@ -1,0 +1,68 @@
+"""The warp-specialised GEMM: blocks that take several tiles, clusters that share them, pipelines that lack a part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusionreg.core.cache import Cache
+from fusionreg.core.conformance.cases import derive
+from fusionreg.core.conformance.execute import Job, execute, prepare
+from fusionreg.core.conformance.mutants import changed
+from fusionreg.core.conformance.simulated import SimExecutor
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.proof.report import Status
+from fusionreg.core.registry import catalog as registry
+
+CATALOG = registry.load(allow=("gemm",))
+ENTRY = CATALOG["gemm.scale_bias"]
+KERNEL = ENTRY.kernel("wgmma")
+
+
+def job(transposed: int, multiprocessors: int, axes: dict[str, int], **params: int) -> tuple[Job, SimExecutor]:
+    executor = SimExecutor(Cache(), target="sm_90a", multiprocessors=multiprocessors)
+    rows = derive(ENTRY, KERNEL, executor.target, "quick")
+    base = next(t for t in rows if t.name == f"{'float16' if transposed else 'bfloat16'}-tails")
+    trial = replace(
+        base, axes=FrozenDict(axes), attributes=FrozenDict({"transB": transposed}), exactly=True,
+        params=FrozenDict({"BM": 128, **params}),
+    )  # fmt: skip
+    found = prepare(ENTRY, KERNEL, trial, executor)
+    assert isinstance(found, Job), found
+    return found, executor
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize(
+    ("columns", "cluster", "multiprocessors", "tiles"),
+    [(64, 1, 2, 3 * 5), (128, 2, 2, 2 * 3), (256, 2, 5, 2 * 2), (256, 1, 1, 3 * 2)],
+)
+def test_blocks_take_several_tiles(transposed, columns, cluster, multiprocessors, tiles):
+    """The stages of one tile go on in the next, with the parity they have."""
+    found, executor = job(transposed, multiprocessors, {"M": 300, "K": 200, "N": 264}, BN=columns, CLUSTER=cluster)
+    blocks = found.candidate.launch.grid[0]
+    assert blocks == multiprocessors // cluster * cluster and blocks // cluster < tiles
+    result = execute(found, executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("if (before >= 0) release(before);\n        before", "before"),  # stages are never given back
+        ("fr::mbarrier_wait(full + stage, parity);", ""),
+        ("fr::mbarrier_wait(empty + stage, parity ^ 1);", ""),
+        ("CONSUMERS * CLUSTER);", "CONSUMERS);"),  # a block's tiles go to others before they are ready
+        ("fr::wgmma_wait<0>();", ""),
+        ("fr::wgmma_fence();", ""),
+        ("fr::store_wait_read<1>()", "(void)0"),
+        ("if (++stage == STAGES) stage = 0, parity ^= 1;", "if (++stage == STAGES) stage = 0;"),
+        ("rank) * BM", "0) * BM"),  # both blocks of a cluster take the upper tile
+    ],
+)
+def test_what_a_pipeline_must_not_lack(text, other):
+    found, executor = job(1, 2, {"M": 300, "K": 456, "N": 72}, BN=128, CLUSTER=2)
+    assert found.source.text.count(text) >= 1
+    broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
+    assert execute(broken, executor, CATALOG.ops).status.failed
