@@ -376,6 +376,8 @@ def test_the_whole_interface_of_the_device_library_compiles(build, geometry):
       lane_id(); warp_id(); smem_address(s); nanosleep(1); grid_dependency_wait(); grid_dependency_launch(); setmaxnreg_inc<40>();
       setmaxnreg_dec<24>(); load_vector<16>(v, x); store_vector<16>(y, v); load_acquire(y); store_release(y, 1.f); load_relaxed(y);
       store_relaxed(y, 1.f); red_add_f32<4>(y, v);
+      tensor_prefetch(x); tensor_load(s, x, i, 1, b); tensor_load_multicast(s, x, i, 1, b, 1); tensor_store(x, i, 1, s);
+      wgmma<__half, 8>(d, r, 0, 0, true, false, false); wgmma_fence(); wgmma_commit(); wgmma_wait_n(0);
       y[0] = ex2_approx(1) + lg2_approx(1) + rcp_approx(1) + rsqrt_approx(1) + sqrt_approx(1) + tanh_approx(1) + sin_approx(1) + cos_approx(1);
     """  # noqa: E501
     text = f"""using namespace fr_sim;

@@ -19,7 +19,8 @@ enum Shuffle : int { kShflIdx, kShflUp, kShflDown, kShflXor };
 enum WarpOp : int { kSyncWarp, kShfl, kBallot, kAny, kAll, kUni, kMatchAny, kMatchAll, kReduceAdd, kReduceMin, kReduceMax, kReduceMinU,
                     kReduceMaxU, kReduceAnd, kReduceOr, kReduceXor, kMma, kLdmatrix, kStmatrix, kMovmatrix, kElect };
 enum BlockOp : int { kSyncThreads, kSyncCount, kSyncAnd, kSyncOr };
-enum AccessKind : int { kRead = 0, kWrite = 1, kAtomic = 2, kVolatile = 4, kEngine = 8 };   // kEngine: not a lane's own instruction
+enum AccessKind : int { kRead = 0, kWrite = 1, kAtomic = 2, kVolatile = 4, kEngine = 8, kProxy = 24, kPeek = 32 };
+// kEngine: not a lane's own instruction; kProxy: of those, the ones of the async proxy (TMA, wgmma); kPeek: checked, but not kept
 enum MmaType : int { kF16, kBF16, kTF32, kE4M3, kE5M2, kS8, kU8 };
 enum Scope : int { kScopeBlock, kScopeDevice, kScopeSystem };
 

@@ -90,7 +90,7 @@ void add_tx(u64* bar, long long delta, const void* pc) {
 void load_now(char* dst, const char* src, u32 bytes, u64* bar, const void* pc) {
   shared_only(dst, bytes, 16, "cp.async.bulk", pc);
   shared_only(bar, 8, 8, "mbarrier", pc);
-  begin(dst, src, bytes, bytes, pc, kEngine);
+  begin(dst, src, bytes, bytes, pc, kProxy);
   publish(bar);
   self()->worker->landings[reinterpret_cast<u64>(bar)].push_back({dst, src, bytes});
 }
@@ -114,7 +114,7 @@ void store_now(Fiber* f, u32 groups_before, bool all) {
   for (auto& c : f->bulk) {
     if (!all && c.group >= groups_before) { f->bulk[kept++] = c; continue; }
     if (c.tile) { store_tile(*c.tile, c.src, c.pc); continue; }
-    if (f->worker->launch->checker) { note_access(c.src, c.bytes, kRead | kEngine, c.pc); note_access(c.dst, c.bytes, kWrite | kEngine, c.pc); }
+    if (f->worker->launch->checker) { note_access(c.src, c.bytes, kRead | kProxy, c.pc); note_access(c.dst, c.bytes, kWrite | kProxy, c.pc); }
     std::memcpy(c.dst, c.src, c.bytes);
   }
   f->bulk.resize(kept);
@@ -124,7 +124,7 @@ void store_now(Fiber* f, u32 groups_before, bool all) {
 
 void begin_landing(char* dst, u32 bytes, u64* bar, const std::shared_ptr<Tile>& tile, const void* pc) {
   shared_only(bar, 8, 8, "mbarrier", pc);
-  begin(dst, nullptr, bytes, 0, pc, kEngine);
+  begin(dst, nullptr, bytes, 0, pc, kProxy);
   publish(bar);
   self()->worker->landings[reinterpret_cast<u64>(bar)].push_back({dst, nullptr, bytes, tile});
 }
@@ -237,4 +237,4 @@ FRSIM_API void frsim_bulk_wait(int groups) {
   if (f->bulk_committed > u32(groups)) store_now(f, f->bulk_committed - u32(groups), false);
 }
 
-FRSIM_API void frsim_fence_proxy_async() {}
+FRSIM_API void frsim_fence_proxy_async() { order_proxy(self()); }

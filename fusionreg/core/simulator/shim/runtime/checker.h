@@ -13,7 +13,8 @@ enum : u8 { kValid = 1, kInit = 2, kWritable = 4, kInFlight = 8 };
 struct Cell { u32 write, write_pc, read1, read1_pc, read2, read2_pc; };
 
 // A stamp is one thread's stretch between two synchronisations; stamps are numbered in the order of execution.
-struct Stamp { u32 block; u16 tid; u16 atomic; };
+enum : u16 { kPlainStamp, kAtomicStamp, kProxyStamp, kStampKinds };
+struct Stamp { u32 block; u16 tid; u16 kind; };
 
 struct Region {
   char* base = nullptr;
@@ -28,7 +29,7 @@ struct Region {
 // What a thread knows of other threads of its cluster: everything before these stamps has happened before.
 struct Knowledge {
   std::vector<u32> floors;   // by rank: all threads of that block, stamps below
-  std::vector<u32> threads;  // by rank * block threads + tid: that thread, stamps up to
+  std::vector<u32> threads;  // by slot: that thread, stamps up to
 };
 
 struct SiteCount { u64 instructions = 0, wavefronts = 0, ideal = 0, words[32] = {}; };

@@ -175,7 +175,7 @@ void check_block_start(Block& b) {
   for (auto& n : b.named) delete_knowledge(n.known);
   for (u32 t = 0; t < b.threads; ++t) {
     Fiber& f = b.fibers[t];
-    f.stamp = f.fence_floor = f.fence_stamp = 0;
+    f.stamp = f.fence_floor = f.fence_stamp = f.proxy_stamp = f.proxy_time = 0;
     f.stamp_closed = true;
     f.fenced = f.dirty = false;
     delete_knowledge(f.extra);
@@ -198,7 +198,7 @@ void start_checker(Launch& l) {
   c->uninitialised = r.uninitialised;
   c->banks = r.banks;
   c->logs.resize(r.banks ? l.resident : 0);
-  c->stamps.push_back(Stamp{~u32(0), 0, 0});
+  c->stamps.push_back(Stamp{~u32(0), 0, kPlainStamp});
   for (u32 i = 0; i < r.n_buffers; ++i) {
     const Buffer& b = r.buffers[i];
     Region g = make_region(*c, b.base, b.bytes, int(i));

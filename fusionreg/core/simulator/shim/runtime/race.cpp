@@ -5,17 +5,20 @@
 namespace fr_sim {
 namespace {
 
-u32 current_stamp(Checker& c, Fiber* f, bool atomic) {
+// The slot of a thread among those of its cluster; behind each block's threads, warps of which one stands for a warpgroup's wgmma.
+u32 slots(const Block& b) { return b.threads + (b.threads + 127) / 128 * 32; }
+u32 slot(const Block& b, u32 rank, u32 tid) { return rank * slots(b) + tid; }
+
+u32 current_stamp(Checker& c, Fiber* f, u16 kind) {
   if (f->stamp_closed || f->stamp < f->owner->floor || f->stamp < f->team->floor || f->stamp < c.grid_floor) {
-    c.stamps.push_back(Stamp{f->owner->linear, u16(f->tid), 0});
-    c.stamps.push_back(Stamp{f->owner->linear, u16(f->tid), 1});
-    f->stamp = u32(c.stamps.size()) - 2;     // plain accesses; the one after it: atomics
+    f->stamp = u32(c.stamps.size());     // one for every kind of access, next to each other
+    for (u16 kind = kPlainStamp; kind < kStampKinds; ++kind) c.stamps.push_back(Stamp{f->owner->linear, u16(f->tid), kind});
     f->stamp_closed = false;
   }
-  return f->stamp + (atomic ? 1 : 0);
+  return f->stamp + kind;
 }
 
-bool known(const Knowledge* k, u32 rank, u32 index, u32 s) { return k && (s < k->floors[rank] || s <= k->threads[index] + 1); }
+bool known(const Knowledge* k, u32 rank, u32 index, u32 s) { return k && (s < k->floors[rank] || s < k->threads[index] + kStampKinds); }
 
 // What atomics carried over, by (block, thread) or by whole block (thread 0xFFFF): stamps below are ordered.
 u64 whole(u32 block) { return u64(block) << 16 | 0xFFFF; }
@@ -32,7 +35,7 @@ bool ordered(Checker& c, const Stamp& x, u32 s, const Fiber* f) {
   if (x.block == b.linear) {
     if (x.tid == f->tid || s < b.floor) return true;
     if (x.tid / 32 == f->tid / 32 && s < f->team->floor) return true;
-    const u32 index = b.rank * b.threads + x.tid;
+    const u32 index = slot(b, b.rank, x.tid);
     return known(f->extra, b.rank, index, s) || known(b.known, b.rank, index, s) || (f->acquired && published_before(*f->acquired, x, s));
   }
   if (s < c.grid_floor) return true;
@@ -40,15 +43,14 @@ bool ordered(Checker& c, const Stamp& x, u32 s, const Fiber* f) {
   if (l.cluster_blocks > 1) {
     for (u32 r = 0; r < l.cluster_blocks; ++r)
       if (b.first_of_cluster[r].linear == x.block) {
-        const u32 index = r * b.threads + x.tid;
+        const u32 index = slot(b, r, x.tid);
         if (known(f->extra, r, index, s) || known(b.known, r, index, s)) return true;
       }
   }
   return published_before(b.acquired, x, s) || (f->acquired && published_before(*f->acquired, x, s));
 }
 
-[[noreturn]] void report(Checker& c, Region& r, u64 offset, size_t bytes, bool write, Fiber* f, const void* pc, u32 other, u32 other_pc, bool other_write) {
-  const Stamp& s = c.stamps[other];
+Where place_of(const Checker& c, const Stamp& s, const Fiber* f, u32 pc) {
   Where w{};
   const Request& q = *c.launch->request;
   w.thread[0] = s.tid % q.block[0];
@@ -57,11 +59,27 @@ bool ordered(Checker& c, const Stamp& x, u32 s, const Fiber* f) {
   w.block[0] = s.block % q.grid[0];
   w.block[1] = s.block / q.grid[0] % q.grid[1];
   w.block[2] = s.block / q.grid[0] / q.grid[1];
-  w.pc = reinterpret_cast<u64>(f->owner->copy->image) + other_pc;
-  char text[256];
-  std::snprintf(text, sizeof text, "a %zu-byte %s races with a %s of thread (%u, %u, %u) of block (%u, %u, %u): nothing orders them", bytes,
-                write ? "store" : "load", other_write ? "store" : "load", w.thread[0], w.thread[1], w.thread[2], w.block[0], w.block[1], w.block[2]);
+  w.pc = reinterpret_cast<u64>(f->owner->copy->image) + pc;
+  return w;
+}
+
+[[noreturn]] void report(Checker& c, Region& r, u64 offset, size_t bytes, bool write, Fiber* f, const void* pc, u32 other, u32 other_pc, bool other_write) {
+  const Stamp& s = c.stamps[other];
+  const Where w = place_of(c, s, f, other_pc);
+  char whose[64], text[256];
+  if (s.tid < f->owner->threads) std::snprintf(whose, sizeof whose, "of thread (%u, %u, %u)", w.thread[0], w.thread[1], w.thread[2]);
+  else std::snprintf(whose, sizeof whose, "by wgmma of warpgroup %u", (s.tid - f->owner->threads) / 32);
+  std::snprintf(text, sizeof text, "a %zu-byte %s races with a %s %s of block (%u, %u, %u): nothing orders them", bytes, write ? "store" : "load",
+                other_write ? "store" : "load", whose, w.block[0], w.block[1], w.block[2]);
   fail_at_buffer("race", Site{nullptr, 0, pc}, r.buffer, (long long)offset, bytes, &w, text);
+}
+
+[[noreturn]] void report_unfenced(Checker& c, Region& r, u64 offset, size_t bytes, bool write, Fiber* f, const void* pc, u32 other, u32 other_pc) {
+  const Where w = place_of(c, c.stamps[other], f, other_pc);
+  char text[256];
+  std::snprintf(text, sizeof text, "TMA or wgmma %s what thread (%u, %u, %u) stored, with no fence.proxy.async in between", write ? "overwrites" : "reads", w.thread[0],
+                w.thread[1], w.thread[2]);
+  fail_at_buffer("proxy", Site{nullptr, 0, pc}, r.buffer, (long long)offset, bytes, &w, text);
 }
 
 Knowledge& make(Knowledge*& k, const Fiber* f) {
@@ -69,7 +87,7 @@ Knowledge& make(Knowledge*& k, const Fiber* f) {
     const u32 n = f->worker->launch->cluster_blocks;
     k = new Knowledge;
     k->floors.assign(n, 0);
-    k->threads.assign(u64(n) * f->owner->threads, 0);
+    k->threads.assign(u64(n) * slots(*f->owner), 0);
   }
   return *k;
 }
@@ -80,6 +98,22 @@ void join(Knowledge& to, const Knowledge& from) {
 }
 
 void close(Fiber* f) { f->stamp_closed = true; }
+
+void release_own(Knowledge& k, Fiber* f) {
+  u32& own = k.threads[slot(*f->owner, f->owner->rank, f->tid)];
+  own = std::max(own, f->stamp);
+}
+
+// The async proxy does not see what a thread stored before the thread, or the one that starts the copy or product, has fenced.
+bool behind_fence(const Checker& c, const Region& r, u32 s, const Fiber* f) {
+  if (!s || s < r.first_stamp) return true;
+  const Stamp& x = c.stamps[s];
+  if (x.kind == kProxyStamp || s < f->proxy_time) return true;
+  const Launch& l = *c.launch;
+  for (u32 i = 0; i < l.cluster_blocks; ++i)
+    if (const Block& b = f->owner->first_of_cluster[i]; b.linear == x.block && x.tid < b.threads) return s < b.fibers[x.tid].proxy_stamp + kStampKinds;
+  return true;
+}
 
 void raise_to(std::unordered_map<u64, u32>& map, u64 who, u32 floor) {
   auto& v = map[who];
@@ -93,24 +127,28 @@ void merge(std::unordered_map<u64, u32>& to, const std::unordered_map<u64, u32>&
 }  // namespace
 
 void check_race(Checker& c, Region& r, u64 offset, size_t bytes, int kind, Fiber* f, const void* pc) {
-  const bool strong = kind & (kAtomic | kVolatile), write = kind & (kWrite | kAtomic);
-  const u32 mine = current_stamp(c, f, strong);
+  const bool strong = kind & (kAtomic | kVolatile), write = kind & (kWrite | kAtomic), proxy = (kind & kProxy) == kProxy && r.buffer < -1;
+  const u32 mine = current_stamp(c, f, proxy ? kProxyStamp : strong ? kAtomicStamp : kPlainStamp);
   const u32 here = u32(reinterpret_cast<u64>(pc) - reinterpret_cast<u64>(f->owner->copy->image));
-  u32 fine = 0;   // the last stamp found to be no conflict: neighbouring bytes mostly carry the same one
+  u32 fenced = 0, fine = 0;   // the last stamp found to be no conflict: neighbouring bytes mostly carry the same one
   auto conflicts = [&](u32 s) {
     if (s < r.first_stamp || s == 0 || s == mine || s == fine) return false;
     const Stamp& x = c.stamps[s];
-    if ((strong && x.atomic) || ordered(c, x, s, f)) { fine = s; return false; }
+    if ((strong && x.kind == kAtomicStamp) || ordered(c, x, s, f)) { fine = s; return false; }
     return true;
   };
   for (size_t i = 0; i < bytes; ++i) {
     Cell& cell = r.cells[offset + i];
     if (conflicts(cell.write)) report(c, r, offset + i, bytes, write, f, pc, cell.write, cell.write_pc, true);
+    if (proxy && cell.write != fenced) {
+      if (!behind_fence(c, r, cell.write, f)) report_unfenced(c, r, offset + i, bytes, write, f, pc, cell.write, cell.write_pc);
+      fenced = cell.write;
+    }
     if (write) {
       if (conflicts(cell.read1)) report(c, r, offset + i, bytes, true, f, pc, cell.read1, cell.read1_pc, false);
       if (conflicts(cell.read2)) report(c, r, offset + i, bytes, true, f, pc, cell.read2, cell.read2_pc, false);
       // An atomic must not hide the plain store before it, which other threads' atomics may still race with.
-      const bool keep = strong && cell.write >= r.first_stamp && cell.write && !c.stamps[cell.write].atomic;
+      const bool keep = strong && cell.write >= r.first_stamp && cell.write && c.stamps[cell.write].kind != kAtomicStamp;
       cell.read1 = keep ? cell.write : strong ? cell.read1 : 0;
       if (keep) cell.read1_pc = cell.write_pc;
       if (!strong) cell.read2 = 0;
@@ -118,6 +156,7 @@ void check_race(Checker& c, Region& r, u64 offset, size_t bytes, int kind, Fiber
       cell.write_pc = here;
       continue;
     }
+    if (kind & kPeek) continue;
     // Two readers are kept, of different warps if there are such: whoever writes next is at most one of them.
     if (cell.read1 == mine || cell.read2 == mine) continue;
     if (cell.read1 < r.first_stamp || !cell.read1 || ordered(c, c.stamps[cell.read1], cell.read1, f)) {
@@ -180,13 +219,26 @@ void release_to(Knowledge*& to, Fiber* f) {
   k.floors[b.rank] = std::max(k.floors[b.rank], b.floor);
   if (f->team->floor)
     for (u32 i = 0; i < f->team->members; ++i) {
-      u32& t = k.threads[b.rank * b.threads + f->team->lanes[i]->tid];
+      u32& t = k.threads[slot(b, b.rank, f->team->lanes[i]->tid)];
       t = std::max(t, std::min(f->team->lanes[i]->stamp, f->team->floor - 1));
     }
-  u32& own = k.threads[b.rank * b.threads + f->tid];
-  own = std::max(own, f->stamp);
+  release_own(k, f);
   if (f->extra) join(k, *f->extra);
   if (b.known) join(k, *b.known);
+  close(f);
+}
+
+void release_reads(Knowledge*& to, Fiber* proxy) {
+  if (Checker* c = checker_of(proxy); !c || !c->races) return;
+  release_own(make(to, proxy), proxy);
+  close(proxy);
+}
+
+void order_proxy(Fiber* f) {
+  Checker* c = checker_of(f);
+  if (!c || !c->races) return;
+  f->proxy_stamp = f->stamp;
+  f->proxy_time = u32(c->stamps.size());
   close(f);
 }
 
@@ -244,7 +296,7 @@ void release_acquire_address(const volatile void* p, Fiber* f, bool release, boo
   if (!release || (!f->fenced && !b.fenced_floor)) return;
   auto& out = c->published[f->fenced && !f->fenced_device && !b.fenced_floor ? here : everywhere];
   raise_to(out, whole(b.linear), std::max(f->fenced ? f->fence_floor : 0, b.fenced_floor));
-  if (f->fenced) raise_to(out, single(b.linear, f->tid), f->fence_stamp + 2);
+  if (f->fenced) raise_to(out, single(b.linear, f->tid), f->fence_stamp + kStampKinds);
   if (f->acquired) merge(out, *f->acquired);
   merge(out, b.acquired);
 }

@@ -115,7 +115,7 @@ struct Fiber : Context {
   u32 products_committed = 0;         // groups of wgmma
   bool products_fenced = false;       // wgmma.fence since this thread last used the registers
   // happens-before (checked builds)
-  u32 stamp = 0, fence_floor = 0, fence_stamp = 0;
+  u32 stamp = 0, fence_floor = 0, fence_stamp = 0, proxy_stamp = 0, proxy_time = 0;
   bool stamp_closed = true, fenced = false, fenced_device = false, dirty = false;
   Knowledge* extra = nullptr;
   std::unordered_map<u64, u32>* acquired = nullptr;
@@ -243,6 +243,8 @@ void forget(Worker& worker);                                 // frees what its t
 void order_grid(Worker& worker);
 void release_acquire_address(const volatile void* p, Fiber* f, bool release, bool acquire);
 void order_fence(Fiber* f, bool device);
+void order_proxy(Fiber* f);                                  // fence.proxy.async
+void release_reads(Knowledge*& known, Fiber* proxy);         // what it has accessed, and nothing of what it knows
 
 extern "C" void frsim_switch(void** save, void* load);
 }  // namespace fr_sim

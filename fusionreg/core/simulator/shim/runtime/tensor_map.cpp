@@ -105,8 +105,8 @@ void note_tile(const Tile& t, const char* tile, bool memory, bool shared, const 
   each_row(t.map, t.at, [&](char* to, u32 row, u32 before, u32 bytes) {
     if (!bytes) return;
     if (shared)
-      each_part(t.map, const_cast<char*>(tile), row + before, bytes, [&](char* from, u32, u32 part) { note_access(from, part, kRead | kEngine, pc); });
-    if (memory) note_access(to, bytes, kWrite | kEngine, pc);
+      each_part(t.map, const_cast<char*>(tile), row + before, bytes, [&](char* from, u32, u32 part) { note_access(from, part, kRead | kProxy, pc); });
+    if (memory) note_access(to, bytes, kWrite | kProxy, pc);
   });
 }
 
@@ -131,7 +131,7 @@ FRSIM_API void frsim_tensor_load(void* smem, const void* map, const int* at, int
   std::copy_n(at, rank, tile->at);
   const u32 bytes = box_bytes(tile->map);
   if (f->worker->launch->checker)
-    each_row(tile->map, tile->at, [&](const char* from, u32, u32, u32 n) { if (n) note_access(from, n, kRead | kEngine, FRSIM_PC); });
+    each_row(tile->map, tile->at, [&](const char* from, u32, u32, u32 n) { if (n) note_access(from, n, kRead | kProxy, FRSIM_PC); });
   auto to = [&](void* dst, u64* signal) {
     f->worker->async_bytes += bytes;
     shared_only(dst, bytes, 128, "cp.async.bulk.tensor", FRSIM_PC);

@@ -34,7 +34,10 @@ struct Warpgroup {
   std::vector<std::shared_ptr<Accumulators>> open;
   std::vector<Product> queue;
   float a[64][32], b[32][256];  // operands of the product that is being computed
-  Knowledge* known = nullptr;   // what whoever completed products knew, their reads of shared memory included
+  // What reads the operands: no thread, but ordered after what the issuing threads knew, and before what those do that have waited.
+  Fiber proxy;
+  Warp team;
+  Knowledge* known = nullptr;
 };
 
 namespace {
@@ -50,7 +53,13 @@ Warpgroup& group_of(Fiber* f, const char* what, const void* pc) {
   if (index * 128 + 128 > b.threads)
     fail("wgmma", Site{nullptr, 0, pc}, "%s in a warpgroup of %u threads: threads %u to %u of a block of %u", what, b.threads - index * 128, index * 128, index * 128 + 127, b.threads);
   if (b.warpgroups.size() <= index) b.warpgroups.resize(index + 1);
-  if (!b.warpgroups[index]) b.warpgroups[index] = std::make_shared<Warpgroup>();
+  if (auto& g = b.warpgroups[index]; !g) {
+    g = std::make_shared<Warpgroup>();
+    g->proxy.owner = &b;
+    g->proxy.worker = f->worker;
+    g->proxy.team = &g->team;
+    g->proxy.tid = b.threads + 32 * index;
+  }
   return *b.warpgroups[index];
 }
 
@@ -105,12 +114,18 @@ template <class Visit> void each_chunk(Fiber* f, const Operand& o, u32 rows, u32
 u32 depth_of(int type) { return type <= kBF16 ? 16 : 32; }
 u32 per_chunk(int type) { return type <= kBF16 ? 8 : 16; }
 
-void note_operands(Fiber* f, const Product& p) {
-  if (!f->worker->launch->checker) return;
+template <class Read> void each_operand(Fiber* f, const Product& p, Read read) {
   const u32 depth = depth_of(p.args.type), per = per_chunk(p.args.type);
-  auto read = [&](u32, u32, const char* at) { note_access(at, 16, kRead | kEngine, p.pc); };
   if (!p.args.a) each_chunk(f, p.a, 64, depth, per, p.pc, read);
   each_chunk(f, p.b, u32(p.args.n), depth, per, p.pc, read);
+}
+
+void note_reads(Fiber* f, Warpgroup& g, const Product& p) {
+  Checker* c = checker_of(f);
+  if (!c || !c->races) return;
+  each_operand(f, p, [&](u32, u32, const char* at) {
+    if (Region* r = find_region(*c, f, at, 16)) check_race(*c, *r, u64(at - r->base), 16, kRead | kEngine, &g.proxy, p.pc);
+  });
 }
 
 void convert(int type, const char* from, float* to) {
@@ -223,13 +238,21 @@ void issue(Fiber* f, Warpgroup& g, const void* pc) {
   }
   p.b = decode(p.args.b_descriptor, p.args.b_transposed, "B", pc);
   ++f->worker->mma;
-  Context* const caller = frsim_current;
-  for (u32 t = 0; t < 128; t += 32) {   // each warp has to be sure of the operands
-    Fiber* lane = &f->owner->fibers[f->tid / 128 * 128 + t];
-    frsim_current = lane;
-    note_operands(lane, p);
+  if (Checker* c = checker_of(f)) {
+    Fiber* const lanes = &f->owner->fibers[f->tid / 128 * 128];
+    Context* const caller = frsim_current;
+    for (u32 t = 0; t < 128; t += 32) {   // each warp has to be sure of the operands
+      frsim_current = &lanes[t];
+      each_operand(&lanes[t], p, [&](u32, u32, const char* at) { note_access(at, 16, kRead | kProxy | kPeek, pc); });
+    }
+    frsim_current = caller;
+    if (c->races) {
+      Knowledge* gather = nullptr;
+      for (u32 t = 0; t < 128; ++t) release_to(gather, &lanes[t]);
+      acquire_from(gather, &g.proxy);
+      delete_knowledge(gather);
+    }
   }
-  frsim_current = caller;
   g.queue.push_back(std::move(p));
 }
 
@@ -249,7 +272,7 @@ void products_exit(Fiber* f) {
 
 void forget_products(Block& b) {
   for (auto& g : b.warpgroups)
-    if (g) delete_knowledge(g->known);
+    if (g) { delete_knowledge(g->known); delete_knowledge(g->proxy.extra); }
   b.warpgroups.clear();
 }
 
@@ -303,12 +326,12 @@ FRSIM_API void frsim_wgmma_wait(int groups) {
   const u32 before = f->products_committed - u32(groups);
   size_t done = 0;
   for (; done < g.queue.size() && g.queue[done].group < before; ++done) {
-    note_operands(f, g.queue[done]);
+    note_reads(f, g, g.queue[done]);
     compute(f, g, g.queue[done]);
   }
   if (done) {
     g.queue.erase(g.queue.begin(), g.queue.begin() + long(done));
-    release_to(g.known, f);
+    release_reads(g.known, &g.proxy);
   }
   acquire_from(g.known, f);
   const u32 t = f->tid % 128;
