@@ -64,6 +64,11 @@ def integers(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> n
     return rng.integers(-4, 5, shape).astype(np.float64)
 
 
+def bytes_(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
+    """Whole numbers from -128 to 127: every int8."""
+    return rng.integers(-128, 128, shape).astype(np.float64)
+
+
 def seed(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
     """Whole numbers of all 64 bits, of either sign: seeds and offsets of random number generators."""
     return rng.integers(-(2**63), 2**63, shape, dtype=np.int64)
@@ -142,6 +147,7 @@ GENERATORS: Mapping[str, Generator] = FrozenDict(
     zeros=zeros,
     ones=ones,
     integers=integers,
+    bytes=bytes_,
     seed=seed,
     offset=offset,
     cancel=cancel,
@@ -166,7 +172,7 @@ def generate(name: str, seed: tuple[int, ...], shape: tuple[int, ...], dtype_nam
     rng = np.random.default_rng(seed)
     if _FILL.match(name):
         values = np.full(shape, float(name))
-    elif kind.kind == "b" or (kind.kind in "iu" and name not in ("zeros", "ones", "integers", "seed")):
+    elif kind.kind == "b" or (kind.kind in "iu" and name not in ("zeros", "ones", "integers", "bytes", "seed")):
         values = rng.integers(0, 2, shape)
     else:
         values = GENERATORS[name](rng, shape, kind)

@@ -12,6 +12,7 @@ Pattern text is a straight-line program::
   several outputs; ``_`` is one that must have no reader. ``None`` leaves an optional operand out.
 - A number as operand is a constant that must equal it, after rounding to the tensor's dtype; a tuple is a 1-D constant.
 - A literal attribute value must be equal; an attribute that is not named must have the operator's default.
+  ``Cast(x, to=T)`` casts to what the dtype variable ``T`` is.
 - ``any_of(A, B, key=C(attribute=value))`` is one of several operators, keyed ones last; ``optional(A)`` one that may
   be missing. The string, the last positional argument of either, names the *choice* variable (otherwise the assigned
   name does): its value is the alternative's key, or ``"none"``. An optional step with an input of its own needs no
@@ -165,7 +166,8 @@ def instantiate(
     bind(present, {n: tuple(shapes[n]) for n in present})
     keys = resolve_choices(pattern, choices, absent)
     values = resolve_attributes(spec, attributes)
-    return _Instance(pattern, spec, ops, keys, values, frozenset(absent)).build(present, dtypes, shapes)
+    named: dict[str, Any] = {**dtypes, **values}  # Cast(x, to=T) binds a dtype variable as it binds an attribute
+    return _Instance(pattern, spec, ops, keys, named, frozenset(absent)).build(present, dtypes, shapes)
 
 
 class _Instance:

@@ -206,7 +206,7 @@ def _sized(spec: FusionSpec) -> list[str]:
 
 def _check_attributes(problems: Problems, entry: FusionEntry, ops: Mapping[str, OpSpec]) -> None:
     bound = frozenset().union(*(p.attributes for p in entry.patterns))
-    for name in sorted(bound - set(entry.spec.attributes)):
+    for name in sorted(bound - set(entry.spec.attributes) - set(entry.spec.dtypes)):  # Cast(x, to=T)
         hint = UnknownNameError.among("attribute", name, entry.spec.attributes).expected
         problems.add("pattern", f"{name!r} is bound but not declared", f"attributes.{name}, or a literal ({hint})")
     for name, spec in entry.spec.attributes.items():

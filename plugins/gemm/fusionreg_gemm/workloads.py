@@ -42,6 +42,56 @@ def workloads(operands: Collection[str]) -> tuple[Workload, ...]:
     return tuple(found)
 
 
+def quantized(words: str) -> tuple[Workload, ...]:
+    """Of a fusion with weights of 8 bits: decoding, with as many tokens as still leave the weight the most bytes."""
+    found = []
+    for kind, short in (("int8", "w8"), ("float8_e4m3fn", "fp8")):
+        for name, (n, k) in _LLAMA.items():
+            for m in (1, 16, 64) if name in ("8B-up", "70B-down") and words == "cast_scale" else ():
+                found.append(_narrow(f"llama-{name}-{m}-{short}", "S15 more", m, n, k, {"T": "bfloat16", "W": kind}))
+        goal = "floor / 0.88"
+        found.append(_narrow(f"16x14336x4096-{short}", "S15 more", 16, 14336, 4096, {"T": "bfloat16", "W": kind}, goal))
+    if words == "dequantize":
+        found = [w.model_copy(update={"attributes": {**w.attributes, "axis": -2}}) for w in found]
+    return tuple(found)
+
+
+def scaled() -> tuple[Workload, ...]:
+    """Of products of two e4m3 tensors: large, and decoding."""
+    forms = {"scale_x": "float32[M 1]", "scale_w": "float32[N]"}
+    rows = [("8192x8192x8192-fp8", "S15", 8192, 8192, 8192, "product")]
+    for m in (1, 16, 64):
+        rows += [(f"llama-{name}-{m}-fp8", "S15 more", m, n, k, "") for name, (n, k) in _LLAMA.items()]
+    return tuple(
+        Workload(
+            name=name,
+            row=row,
+            mode="b" if m > 256 else "g",
+            axes={"M": m, "N": n, "K": k},
+            dtypes={"T": "bfloat16"},
+            attributes={"transB": 1, "activation": "none"},
+            absent=("bias",),
+            forms={"w": "float8_e4m3fn[N K]", **forms},
+            goal=goal,
+        )
+        for name, row, m, n, k, goal in rows
+    )
+
+
+def _narrow(name: str, row: str, m: int, n: int, k: int, dtypes: dict[str, str], goal: str = "") -> Workload:
+    return Workload(
+        name=name,
+        row=row,
+        mode="g",
+        axes={"M": m, "N": n, "K": k},
+        dtypes=dtypes,
+        attributes={"transB": 1, "activation": "none"},
+        absent=("bias",),
+        forms={"w": "W[N K]", "scale": "T[N]"},
+        goal=goal,
+    )
+
+
 def _one(
     name: str, row: str, m: int, n: int, k: int, forms: dict[str, str], dtype: str, mode: str, goal: str
 ) -> Workload:

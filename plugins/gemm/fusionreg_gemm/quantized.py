@@ -1,0 +1,138 @@
+"""Products with weights of 8 bits, and of 8-bit operands: ``gemm.cast_scale``, ``gemm.dequantize``, ``gemm.scaled``.
+
+Weights are int8 or e4m3, with one scale for each channel or one for all. A scale stands behind the product
+(``cast_scale``), or the weight is dequantised in front of it (``dequantize``, as ONNX's QDQ form says it); the kernels
+compute both in one way: the product of what is stored, summed in fp32, then the scale, the bias, the activation, and one
+cast. ``scaled`` is the product of two e4m3 tensors, each with a scale of its own, which for x may be one for each row.
+"""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Workload
+
+from .dense import ACTIVATIONS
+from .skinny_kernels import general, skinny
+from .workloads import quantized, scaled
+
+_WIDE, _NARROW = ("float16", "bfloat16"), ("int8", "float8_e4m3fn")
+_PER_CHANNEL = "T[] | T[N]"
+_AXES = {"M": "rows of x, leading axes folded in", "K": "summed over", "N": "output channels"}
+_SHAPES = ("shape(w, -1) == (K if transB else N)", "shape(w, -2) == (N if transB else K)")
+_TRANSPOSED = AttributeSpec(
+    type="int", default=0, choices=(0, 1), static=True, summary="1 when the weight is stored [N K]"
+)
+#: Bias and activation, each of which may be missing.
+_ENDING = f"b = optional(Add)(s, bias)\ny = optional({ACTIVATIONS})(b)"
+
+_EXTREMES = Case(
+    name="extremes",
+    axes={"M": 3, "K": 520, "N": 24},
+    attributes={"activation": "none"},
+    values={"w": "bytes", "x": "integers"},
+    summary="weights of every byte",
+)
+_LONG = Case(
+    name="long_sum",
+    axes={"M": 1, "K": 4096, "N": 16},
+    attributes={"activation": "none"},
+    values={"w": "96", "x": "48", "scale": "1e-3"},
+    summary="the sum before the scale is no fp16 number",
+)
+
+
+def _weight_only(words: str, summary: str, steps: str, **fields: object) -> FusionSpec:
+    constants = {"SCALE_FORM": "form(scale)", "BIAS_FORM": "form(bias)"}
+    constants["PRESCALED"] = "1" if words == "dequantize" else "0"
+    spec = FusionSpec(
+        api=1,
+        name=f"gemm.{words}",
+        summary=summary,
+        pattern=f"{steps}\n{_ENDING}",
+        inputs={"x": "T[... M K]", "w": "W[K N] | W[N K]", "scale": _PER_CHANNEL, "bias": _PER_CHANNEL},
+        outputs={"y": "T[... M N]"},
+        dtypes={"T": _WIDE, "W": _NARROW},
+        axes=_AXES,
+        attributes={"transB": _TRANSPOSED},
+        autocast="lower",
+        constraints=_SHAPES,
+        cases=(_EXTREMES, _LONG),
+        kernels=(skinny(constants, weight="W"), general(constants, weight="W")),
+        workloads=quantized(words),
+        tags=("S15", "inference", "gemm", "quantization"),
+    )
+    return spec.model_copy(update=fields)
+
+
+#: As a site has it: counted from the end.
+_AXIS = AttributeSpec(
+    type="int", default=-1, choices=(-1, -2), summary="axis of w that its scale runs along, that of N: -2 with transB"
+)
+
+#: y = act((x @ w) * scale_x * scale_w + bias), as torch._scaled_mm has it and as ONNX's QDQ form has it.
+_PRODUCT = 'h = MatMul(Cast(x, to="float32"), Cast(w, to="float32"), transB=transB)\n'
+_SCALES = f"{_PRODUCT}r = Mul(h, scale_x)\ns = Mul(r, scale_w)\n"
+_ACTIVATED = f"y = optional({ACTIVATIONS})"
+
+_SCALED = FusionSpec(
+    api=1,
+    name="gemm.scaled",
+    summary="e4m3 x @ e4m3 W times a scale of each, per tensor, row and channel, then an optional bias and activation",
+    pattern=(
+        f"{_SCALES}c = Cast(s, to=T)\nb = optional(Add)(c, bias)\n{_ACTIVATED}(b)",
+        f'{_SCALES}b = Add(s, Cast(bias, to="float32"))\nc = Cast(b, to=T)\n{_ACTIVATED}(c)',
+        f"{_SCALES}b = optional(Add)(s, bias)\n{_ACTIVATED}(b)",
+        "s = MatMul(DequantizeLinear(x, scale_x), DequantizeLinear(w, scale_w))\n"
+        f"c = Cast(s, to=T)\nb = optional(Add)(c, bias)\n{_ACTIVATED}(b)",
+        f"s = MatMul(DequantizeLinear(x, scale_x), DequantizeLinear(w, scale_w))\n{_ENDING}",
+    ),
+    inputs={
+        "x": "float8_e4m3fn[... M K]",
+        "w": "float8_e4m3fn[K N] | float8_e4m3fn[N K]",
+        "scale_x": "float32[] | float32[M 1]",
+        "scale_w": "float32[] | float32[N]",
+        "bias": _PER_CHANNEL,
+    },
+    outputs={"y": "T[... M N]"},
+    dtypes={"T": (*_WIDE, "float32")},
+    axes=_AXES,
+    attributes={"transB": _TRANSPOSED},
+    autocast="promote",
+    constraints=_SHAPES,
+    cases=(
+        Case(
+            name="long_sum",
+            axes={"M": 1, "K": 4096, "N": 16},
+            attributes={"activation": "none"},
+            values={"x": "448", "w": "448", "scale_x": "1e-3", "scale_w": "1e-3"},
+            summary="the sum before the scales is no fp16 number",
+        ),
+    ),
+    kernels=tuple(
+        make(
+            {
+                "SCALE_FORM": "-1", "BIAS_FORM": "form(bias)", "SCALED": "1", "X_SCALE_FORM": "form(scale_x)",
+                "W_SCALE_FORM": "form(scale_w)",
+            },
+            weight="float8_e4m3fn", x="float8_e4m3fn",
+        )
+        for make in (skinny, general)
+    ),
+    workloads=scaled(),
+    tags=("S15", "inference", "gemm", "quantization"),
+)  # fmt: skip
+
+FUSIONS: tuple[FusionSpec, ...] = (
+    _weight_only(
+        "cast_scale",
+        "x @ W times a per-tensor or per-channel scale, W of 8 bits, then an optional bias and activation",
+        "h = MatMul(x, Cast(w, to=T), transB=transB)\ns = Mul(h, scale)",
+    ),
+    _weight_only(
+        "dequantize",
+        "x @ dequantised W, per tensor or per channel, then an optional bias and activation",
+        "s = MatMul(x, DequantizeLinear(w, scale, axis=axis), transB=transB)",
+        attributes={"transB": _TRANSPOSED, "axis": _AXIS},
+        constraints=(*_SHAPES, "form(scale) == 0 or axis == -1 - transB"),
+    ),
+    _SCALED,
+)
