@@ -152,8 +152,7 @@ def emit_call(e: Emitter, call: Call, program: Program) -> None:
     """Emits one call and binds its results; unknown operators are decomposed first."""
     emit = TABLE.get(call.target)
     if emit is None:
-        for inner in decompose(call, program, e):
-            emit_call(e, inner.call, inner.program)
+        _spell_out(e, call, program)
         return
     e.call = call
     e.metas = tuple(program.metas.get(o) for o in call.outputs)
@@ -170,10 +169,18 @@ def emit_call(e: Emitter, call: Call, program: Program) -> None:
         raise e.refuse(
             f"arguments that do not fit ({type(error).__name__}: {error})", "a call as torch accepts it"
         ) from error
+    if made is NotImplemented:
+        _spell_out(e, call, program)
+        return
     several = made if isinstance(made, tuple | list) else (made,)
     for name, value, meta in zip(call.outputs, several, e.metas, strict=False):
         if name:
             e.env[name] = _bound(e, name, value, meta)
+
+
+def _spell_out(e: Emitter, call: Call, program: Program) -> None:
+    for inner in decompose(call, program, e):
+        emit_call(e, inner.call, inner.program)
 
 
 def _bound(e: Emitter, name: str, value: Any, meta: Any) -> Any:

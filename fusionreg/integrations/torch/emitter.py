@@ -68,6 +68,23 @@ class N:
     label: str
 
 
+@dataclass(frozen=True)
+class Statistics:
+    """What a value is known to be: the mean, or the inverse deviation, that a normalisation gives beside its result.
+
+    Attributes:
+        kind: ``layer``, ``rms`` or ``group``.
+        x: what was normalised.
+        extent: how many of the last axes, or how many groups of channels.
+        epsilon: what was added to the variance.
+    """
+
+    kind: str
+    x: V
+    extent: int
+    epsilon: float
+
+
 #: A tensor, or a number, as an operand of aten's operators.
 Operand = V | int | float | bool
 
@@ -83,6 +100,7 @@ class Emitter:
     inputs: list[V] = field(default_factory=list)
     call: Call | None = None
     metas: tuple[Meta | None, ...] = ()
+    statistics: dict[V, Statistics] = field(default_factory=dict)
     _constants: dict[Any, V] = field(default_factory=dict)
     _unknown: int = 0
 

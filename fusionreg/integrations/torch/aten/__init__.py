@@ -12,6 +12,7 @@ from . import (
     attention,
     convolution,
     creation,
+    gradients,
     indexing,
     linear,
     movement,
@@ -26,7 +27,7 @@ Emit = Callable[..., Any]
 
 _TOPICS = (
     pointwise, activations, linear, attention, convolution, normalization, reductions, shapes, movement, indexing,
-    creation, symbolic,
+    creation, symbolic, gradients,
 )  # fmt: skip
 
 #: Overload → ``f(emitter, **arguments by schema name)``; the result is a value, or a tuple of values.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from fusionreg.core.dtypes import DTYPES
 from fusionreg.core.frozen import FrozenDict
 
-from ..emitter import Emitter, V
+from ..emitter import Emitter, Statistics, V
+from ..program import TensorMeta
 
 
-def _wide(e: Emitter, x: V, *others: V | None) -> str:
+def wide(e: Emitter, x: V, *others: V | None) -> str:
     """The dtype to normalise in: that of the operands, the wider where they differ."""
     dtypes = {v.dtype for v in (x, *others) if v is not None}
     return x.dtype if len(dtypes) == 1 else max(dtypes, key=lambda d: DTYPES[d].bits)
@@ -34,7 +36,7 @@ def layer_norm(
     **_: Any,
 ) -> Any:
     count = len(normalized_shape)
-    dtype = _wide(e, input, weight, bias)
+    dtype = wide(e, input, weight, bias)
     x = e.cast(input, dtype)
     scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, _extents(input, count, e))
     shift = None if bias is None else e.cast(bias, dtype)
@@ -43,7 +45,9 @@ def layer_norm(
     if not stats:
         return e.cast(results, input.dtype)
     y, mean, inverse = results
+    known = Statistics("layer", input, count, float(eps))
     kept = [None if m is None else e.cast(v, m.dtype) for v, m in zip((mean, inverse), e.metas[1:], strict=True)]  # type: ignore[union-attr]
+    e.statistics.update((v, known) for v in kept if v is not None)
     return (e.cast(y, input.dtype), *kept)
 
 
@@ -51,19 +55,26 @@ def rms_norm(
     e: Emitter, input: V, normalized_shape: Sequence[int], weight: V | None = None, eps: float | None = None, **_: Any
 ) -> Any:
     count = len(normalized_shape)
-    dtype = _wide(e, input, weight)
+    dtype = wide(e, input, weight)
     if eps is None:
         eps = 2.0 ** -DTYPES[input.dtype].mantissa
     scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, _extents(input, count, e))
     y = e.op("RMSNormalization", e.cast(input, dtype), scale, axis=-count, epsilon=float(eps))
     y = e.cast(y, e.out.dtype)
-    return (y, None) if len(e.metas) == 2 else y
+    if len(e.metas) != 2 or not isinstance(e.metas[1], TensorMeta):
+        return y
+    wide_x = e.cast(input, e.metas[1].dtype)
+    axes = e.ints(range(-count, 0))
+    mean = e.op("ReduceMean", e.op("Mul", wide_x, wide_x), axes, keepdims=1)
+    inverse = e.op("fusionreg::Rsqrt", e.op("Add", mean, e.number(eps, wide_x.dtype)))
+    e.statistics[inverse] = Statistics("rms", input, count, float(eps))
+    return y, inverse
 
 
 def group_norm(
     e: Emitter, input: V, num_groups: int, weight: V | None = None, bias: V | None = None, eps: float = 1e-5, **_: Any
 ) -> V:
-    dtype = _wide(e, input, weight, bias)
+    dtype = wide(e, input, weight, bias)
     channels = input.shape[1]
     if not isinstance(channels, int):
         raise e.refuse(f"{channels} channels", "a number known at export")
@@ -77,7 +88,21 @@ def group_norm(
 
 
 def native_group_norm(e: Emitter, input: V, weight: V | None, bias: V | None, group: int, eps: float, **_: Any) -> Any:
-    return group_norm(e, input, group, weight, bias, eps), None, None
+    y = group_norm(e, input, group, weight, bias, eps)
+    channels, *space = input.shape[1:]
+    if not all(isinstance(m, TensorMeta) for m in e.metas) or not all(isinstance(d, int) for d in (channels, *space)):
+        return y, None, None
+    known = Statistics("group", input, group, float(eps))
+    extent = math.prod(int(d) for d in (channels, *space)) // group
+    x = e.cast(input, e.metas[1].dtype)  # type: ignore[union-attr]
+    rows = e.reshape(x, [e.size(x, 0), group, extent], (x.shape[0], group, extent))
+    mean = e.op("ReduceMean", rows, e.ints([-1]), keepdims=1)
+    centred = e.op("Sub", rows, mean)
+    variance = e.op("ReduceMean", e.op("Mul", centred, centred), e.ints([-1]), keepdims=0)
+    inverse = e.op("fusionreg::Rsqrt", e.op("Add", variance, e.number(eps, x.dtype)))
+    mean = e.squeeze(mean, -1)
+    e.statistics.update({mean: known, inverse: known})
+    return y, mean, inverse
 
 
 def instance_norm(
@@ -114,7 +139,7 @@ def batch_norm(
     **_: Any,
 ) -> V:
     """With running statistics in inference: BatchNormalization. Otherwise the batch's own, spelled out."""
-    dtype = _wide(e, input, weight, bias, running_mean, running_var)
+    dtype = wide(e, input, weight, bias, running_mean, running_var)
     x = e.cast(input, dtype)
     channels = [_channels(e, x)]
     scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, channels)

@@ -9,6 +9,7 @@ import torch
 from fusionreg.core.ir import Graph
 from fusionreg.core.matcher.match import Match
 
+from ..program import Call
 from .glue import constant, glued, operands
 from .lowering import Lowered, visible
 from .reading import Traced
@@ -23,6 +24,8 @@ class Reach:
         self.values, self.place = traced.values, place(traced)
         self.visible = visible(lowered, traced.program)
         self.calls = traced.program.calls
+        self.names, self.ends = lowered.names, frozenset(lowered.graph.outputs)
+        self.several = [c for c in self.calls if len(c.outputs) > 1]
         self.writers = {o: i for i, c in enumerate(self.calls) for o in c.outputs if o}
 
     def refusal(self, match: Match) -> str | None:
@@ -33,7 +36,24 @@ class Reach:
         for tensor, name in match.outputs.items():
             if name not in self.visible and not self._leaves(name):
                 return f"its result {tensor} is no value of the traced program"
+        inside = frozenset(match.nodes)
+        for call in self.several:
+            here, elsewhere = self._parted(call, inside)
+            if here and elsewhere:
+                return f"{call.target} would run beside it: its result {elsewhere[0]} is asked for too"
         return None
+
+    def _parted(self, call: Call, inside: frozenset[str]) -> tuple[list[str], list[str]]:
+        """The results of a call that a match makes, and those that others ask for and it does not make."""
+        here, elsewhere = [], []
+        for name in filter(None, call.outputs):
+            value = self.names.get(name, "")
+            writer = self.graph.producers.get(value)
+            if writer is not None and writer.name in inside:
+                here.append(name)
+            elif value in self.ends or any(n.name not in inside for n in self.graph.consumers.get(value, ())):
+                elsewhere.append(name)
+        return here, elsewhere
 
     def covered(self, match: Match) -> tuple[str, ...]:
         """The calls of the program that a site takes the place of, in their order: targets without overloads."""

@@ -45,12 +45,13 @@ class Traced:
 
 
 def read(module: torch.fx.GraphModule, name: str) -> Traced:
-    """Reads the graph of ``module``.
+    """Reads the graph of ``module``, which stays as it is.
 
     Raises:
         ModelError: a write that has no inverse here, or one to memory that is seen elsewhere; an operator of another
             library that writes or gives views.
     """
+    module = _copied(module)
     reader = _Reader(name)
     constants = _inputs_for_constants(module)
     inputs = []
@@ -102,6 +103,12 @@ class _Reader(GraphReader):
 def _impure(schema: Any) -> bool:
     """Whether an operator writes, or gives views."""
     return bool(schema.is_mutable) or any(r.alias_info is not None for r in schema.returns)
+
+
+def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return torch.fx.GraphModule(module, graph)
 
 
 def _inputs_for_constants(module: torch.fx.GraphModule) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from .reach import Reach
 from .reading import Traced, read
 from .report import FusedSite, LostSite, Report
 from .retrace import to_aten
-from .weaving import weave
+from .weaving import dressed, weave
 
 if TYPE_CHECKING:
     from fusionreg.api import Registry
@@ -56,8 +56,8 @@ class Fuser:
         if device is None or self.options.policy == "off" or (device.type == "cpu" and self.options.device != "sim"):
             return module
         with torch.no_grad():
-            made = self._guarded(lambda: self._rewrite(read(_copy(module), "graph"), values))
-        return module if made is None else _dressed(made, module)
+            made = self._guarded(lambda: self._rewrite(read(module, "graph"), values))
+        return module if made is None else dressed(made, module)
 
     def _guarded(self, rewrite: Callable[[], torch.fx.GraphModule | None]) -> torch.fx.GraphModule | None:
         """What ``rewrite`` gives; None, and a line of the report, where it fails: the graph works without us."""
@@ -145,24 +145,6 @@ class Gradients:
 
 
 _ENDS = frozenset({"aten.detach.default", "aten.detach_copy.default"})
-
-
-def _copy(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same calls in a graph of their own, which reading may change."""
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    return torch.fx.GraphModule(module, graph)
-
-
-def _dressed(made: torch.fx.GraphModule, like: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """``made``, with what compilers behind it read off inputs, results and the module."""
-    given = {n.name: n.meta for n in like.graph.find_nodes(op="placeholder")}
-    for node in made.graph.find_nodes(op="placeholder"):
-        node.meta.update(given[node.name])
-    (end,), (source,) = made.graph.find_nodes(op="output"), like.graph.find_nodes(op="output")
-    end.meta.update(source.meta)
-    made.meta.update(like.meta)
-    return made
 
 
 def _device(values: list[Any]) -> torch.device | None:

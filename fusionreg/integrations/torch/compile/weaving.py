@@ -43,6 +43,17 @@ def weave(
     return _Weaver(traced, lowered, chosen, operators, first_site).run()
 
 
+def dressed(made: torch.fx.GraphModule, like: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """``made``, with what compilers read off inputs, results and the module that it takes the place of."""
+    given = {n.name: n.meta for n in like.graph.find_nodes(op="placeholder")}
+    for node in made.graph.find_nodes(op="placeholder"):
+        node.meta.update(given[node.name])
+    (end,), (source,) = made.graph.find_nodes(op="output"), like.graph.find_nodes(op="output")
+    end.meta.update(source.meta)
+    made.meta.update(like.meta)
+    return made
+
+
 #: What reading makes of ``aten.batch_norm`` in training: it gives the running statistics that the other writes.
 _BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 
@@ -256,4 +267,4 @@ def _symbolic(target: str) -> Any:
     return found
 
 
-__all__ = ["weave"]
+__all__ = ["dressed", "weave"]

@@ -1,0 +1,128 @@
+"""Backward operators in a program, written by hand or by a transform, and calls of fusions in what autograd made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from .conftest import fused, same
+
+A = torch.ops.aten
+
+
+@pytest.fixture
+def given() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=generator) for s in ((8, 16), (8, 16), (16,), (16,))]
+
+
+def layer_norm(dy: Any, x: Any, w: Any, b: Any) -> Any:
+    _, mean, rstd = A.native_layer_norm(x, [16], w, b, 1e-3)
+    return A.native_layer_norm_backward(dy, x, [16], mean, rstd, w, b, [True, True, True])
+
+
+def rms_norm(dy: Any, x: Any, w: Any, b: Any) -> Any:
+    _, rstd = A._fused_rms_norm(x, [16], w, 1e-3)
+    return A._fused_rms_norm_backward(dy, x, [16], rstd, w, [True, True])
+
+
+def group_norm(dy: Any, x: Any, w: Any, b: Any) -> Any:
+    x, dy, w, b = x.view(2, 8, 4, 2), dy.view(2, 8, 4, 2), w[:8].contiguous(), b[:8].contiguous()
+    y, mean, rstd = A.native_group_norm(x, w, b, 2, 8, 8, 2, 1e-3)
+    return A.native_group_norm_backward(A.silu_backward(dy, y), x, mean, rstd, w, 2, 8, 8, 2, [True, True, True])
+
+
+def plain(kind: str, dy: Any, *given: Any) -> Any:
+    """The same by torch's own automatic differentiation, of functions that call none of these operators."""
+    leaves = [t.clone().requires_grad_() for t in given]
+    x, w, b = leaves
+    if kind == "layer":
+        y, wanted = F.layer_norm(x, (16,), w, b, 1e-3), leaves
+    elif kind == "rms":
+        y, wanted = x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * w, leaves[:2]
+    else:
+        y, wanted = F.silu(F.group_norm(x.view(2, 8, 4, 2), 2, w[:8], b[:8], 1e-3)), leaves
+        dy = dy.view(2, 8, 4, 2)
+    found = torch.autograd.grad(y, wanted, dy)
+    return found if kind != "group" else (found[0].view(2, 8, 4, 2), found[1][:8], found[2][:8])
+
+
+@pytest.mark.parametrize(
+    ("f", "kind", "name"),
+    [
+        (layer_norm, "layer", "norm.layernorm_backward"),
+        (rms_norm, "rms", "norm.rmsnorm_backward"),
+        (group_norm, "group", "norm.groupnorm_swish_backward"),
+    ],
+)
+def test_a_backward_operator_reads_no_statistics_that_stand_beside_it(
+    compiled: Any, reports: Any, given: Any, f: Any, kind: str, name: str
+) -> None:
+    with torch.no_grad():
+        got = compiled(f)(*given)
+    for mine, other in zip(got, plain(kind, *given), strict=True):
+        same(mine, other)
+    assert fused(reports) == [name]
+
+
+def test_statistics_of_another_tensor_are_read(compiled: Any, reports: Any, given: Any) -> None:
+    def f(dy: Any, x: Any, w: Any, b: Any) -> Any:
+        _, mean, rstd = A.native_layer_norm(x + 1.0, [16], w, b, 1e-3)
+        return A.native_layer_norm_backward(dy, x, [16], mean, rstd, w, b, [True, True, True])
+
+    with torch.no_grad():
+        for mine, other in zip(compiled(f)(*given), f(*given), strict=True):
+            same(mine, other)
+    assert "norm.layernorm_backward" not in fused(reports)
+
+
+def test_a_forward_whose_statistics_are_asked_for_does_not_run_twice(compiled: Any, reports: Any, given: Any) -> None:
+    def f(dy: Any, x: Any, w: Any, b: Any) -> Any:
+        y, mean, rstd = A.native_group_norm(x.view(2, 8, 4, 2), w[:8], b[:8], 2, 8, 8, 2, 1e-3)
+        return F.silu(y), mean, rstd
+
+    with torch.no_grad():
+        for mine, other in zip(compiled(f)(*given), f(*given), strict=True):
+            same(mine, other)
+    assert not any(n.startswith("norm.") for n in fused(reports))
+    assert any("would run beside it" in s.reason for r in reports for s in r.lost)
+
+
+SPECIAL = [-7.0, -3.0, -1.0, -0.5, 0.0, -0.0, 0.3, 1.0, 3.0, 9.0, float("nan")]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("gelu_backward", ()), ("silu_backward", ()), ("sigmoid_backward", ()), ("tanh_backward", ()),
+        ("threshold_backward", (0,)), ("threshold_backward", (0.5,)), ("leaky_relu_backward", (0.1, False)),
+    ],
+)  # fmt: skip
+def test_a_pointwise_backward_operator_is_part_of_a_region(
+    compiled: Any, reports: Any, name: str, more: tuple[Any, ...]
+) -> None:
+    def f(dy: Any, x: Any) -> Any:
+        return getattr(A, name)(dy * 2.0, x, *more) + 1.0
+
+    x = torch.tensor([SPECIAL, SPECIAL])
+    dy = torch.linspace(-1, 2, x.numel()).view_as(x)
+    with torch.no_grad():
+        got, expected = compiled(f)(dy, x), f(dy, x)
+    assert torch.allclose(got, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    (site,) = reports[0].fused
+    assert site.operators == ("aten.mul", f"aten.{name}", "aten.add") and reports[0].lost == ()
+
+
+def test_gelu_tanh_dropout_and_softmax(compiled: Any, reports: Any, given: Any) -> None:
+    def f(dy: Any, x: Any) -> Any:
+        y = torch.softmax(x, -1)
+        dropped = A.native_dropout_backward(dy, x > 0, 1.25)
+        return A.gelu_backward(dropped, x, approximate="tanh"), A._softmax_backward_data(dy, y, -1, x.dtype)
+
+    with torch.no_grad():
+        for mine, other in zip(compiled(f)(*given[:2]), f(*given[:2]), strict=True):
+            same(mine, other)
+    assert fused(reports) == ["pointwise.region"]
