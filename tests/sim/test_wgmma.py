@@ -149,8 +149,8 @@ def test_operands_without_swizzle(build, geometry, b_t):
     """Matrices of 8 x 16 bytes, whose distances the descriptor says: along N 128 bytes, along K 1024."""
     rng, n, kind = np.random.default_rng(1), 64, np.dtype(np.float16)
     a, b = (rng.integers(-4, 5, shape).astype(kind) for shape in ((64, 16), (16, n)))
-    core = b.reshape(2, 8, n // 8, 8).transpose(0, 2, 1, 3) if b_t else b.T.reshape(n // 8, 8, 2, 8).transpose(2, 0, 1, 3)
-    in_b, y = np.ascontiguousarray(core).view(np.uint8).ravel(), np.zeros((128, n // 2), np.float32)
+    cut = b.reshape(2, 8, 8, 8).transpose(0, 2, 1, 3) if b_t else b.T.reshape(8, 8, 2, 8).transpose(2, 0, 1, 3)
+    in_b, y = np.ascontiguousarray(cut).view(np.uint8).ravel(), np.zeros((128, n // 2), np.float32)
     at = "fr::wgmma_descriptor(s, 1024, 128, 0)"
     head = f"using TYPE = __half;\nconstexpr int N = {n};\nconstexpr bool B_T = {int(b_t)};\n"
     kernel = build(unit(PARAMETERS, head + FROM_REGISTERS.replace("B_AT", at)))
