@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -27,6 +27,27 @@ def declared(texts: Sequence[str] | None) -> tuple[Declared, ...]:
         return tuple(map(Declared.parse, texts or ()))
     except (ArgumentError, UnknownNameError) as error:
         raise typer.BadParameter(str(error), param_hint="--input") from error
+
+
+def assignments(option: str, text: str) -> dict[str, Any]:
+    """``NAME=VALUE,…`` of an option: values are integers or floats where they read so, else texts. Another form is a
+    usage error."""
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, sign, value = part.partition("=")
+        if not sign or not name.strip() or not value.strip():
+            raise typer.BadParameter(f"{part!r} is not NAME=VALUE", param_hint=option)
+        found[name.strip()] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 class Device(StrEnum):

@@ -23,7 +23,7 @@ CORE: dict[int, set[str]] = {
     4: {"planner", "problem", "render"},
     5: {"compiler", "headers", "cache"},
     6: {"runtime", "simulator"},
-    7: {"bench", "conformance", "proof", "describe", "doctor", "scaffold"},
+    7: {"bench", "conformance", "proof", "describe", "doctor", "inspection", "scaffold"},
 }  # fmt: skip
 FLOORS = {f"fusionreg.core.{name}": floor for floor, names in CORE.items() for name in names}
 FLOORS |= {
@@ -36,6 +36,7 @@ FLOORS |= {
     "fusionreg.checking": 10,
     "fusionreg.benching": 10,
     "fusionreg.bisecting": 11,
+    "fusionreg.inspecting": 10,
     "fusionreg.verifying": 10,
     "fusionreg.testing": 11,
     "fusionreg.torch": 11,

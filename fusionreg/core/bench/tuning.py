@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..cache import Cache
 from ..compiler import ObjectCode, compile_all
-from ..errors import ExpressionError, FusionregError
+from ..errors import FusionregError
 from ..frozen import EMPTY, FrozenDict
 from ..problem import Candidate, Problem, combinations
+from ..problem.selection import estimated
 from ..render import KernelSource, render
 from ..targets import target
 from .measure import Entrant, Progress
@@ -109,18 +109,10 @@ def order(candidates: Sequence[Candidate], problem: Problem, multiprocessors: in
 
     def rank(at: int) -> tuple[float, float, int]:
         candidate = candidates[at]
-        return _estimate(candidate, problem), -predict(candidate, device, multiprocessors).share, at
+        seconds = estimated(candidate.kernel, problem, candidate.params)
+        return seconds, -predict(candidate, device, multiprocessors).share, at
 
     return [candidates[i] for i in sorted(range(len(candidates)), key=rank)]
-
-
-def _estimate(candidate: Candidate, problem: Problem) -> float:
-    if candidate.kernel.estimate is None:
-        return inf
-    try:
-        return float(candidate.kernel.estimate({**problem.env(), **candidate.params}))
-    except (ExpressionError, TypeError, ValueError):
-        return inf
 
 
 def winner(times: Mapping[int, float]) -> int:

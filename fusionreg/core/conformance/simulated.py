@@ -14,7 +14,7 @@ from ..frozen import EMPTY
 from ..render import KernelSource
 from ..runtime.dispatch import SIMULATED
 from ..runtime.launch import argument_values, simulated_arguments
-from ..simulator import Checks
+from ..simulator import Checks, SimReport
 from .execute import Job, Outputs, difference, empty_outputs
 
 if TYPE_CHECKING:
@@ -28,15 +28,24 @@ class SimExecutor:
     """The simulator. Launches run between guard pages; :meth:`stress` runs the instrumented build in three orders."""
 
     device = "sim"
-    target = SIMULATED
-    multiprocessors = None
     facts = EMPTY
 
-    def __init__(self, cache: Cache | None = None, *, ahead: bool = True, sanitize: bool = False) -> None:
-        """``ahead``: compile the instrumented build together with the plain one, not when :meth:`stress` needs it.
+    def __init__(
+        self,
+        cache: Cache | None = None,
+        *,
+        ahead: bool = True,
+        sanitize: bool = False,
+        target: str = SIMULATED,
+        multiprocessors: int | None = None,
+    ) -> None:
+        """``target``, ``multiprocessors``: of the device that is simulated.
+
+        ``ahead``: compile the instrumented build together with the plain one, not when :meth:`stress` needs it.
 
         ``sanitize``: stress each unit in a build with AddressSanitizer and UBSan too, in a process of its own.
         """
+        self.target, self.multiprocessors = target, multiprocessors
         self._cache, self._ahead, self._sanitize = cache, ahead, sanitize
         self._codes: dict[str, Any] = {}
         self._locks: dict[str, Lock] = {}
@@ -89,10 +98,14 @@ class SimExecutor:
         return ""
 
     def _run(self, code: Any, job: Job, poison: float, checks: Checks) -> Outputs:
+        return self.watch(code, job, poison, checks)[0]
+
+    def watch(self, code: Any, job: Job, poison: float, checks: Checks) -> tuple[Outputs, SimReport]:
+        """One launch under ``checks``: its outputs, and what the simulator counted."""
         outputs = empty_outputs(job, poison)
         values = argument_values(job.problem, job.source.arguments)
         scratch = np.full(job.candidate.launch.workspace, 0xFF, np.uint8)
         arrays = {**job.arrays, **outputs}
         arguments = simulated_arguments(job.source.arguments, values, arrays, scratch, job.candidate.maps)
-        code.launch(arguments, job.candidate.launch, checks=checks)
-        return outputs
+        report = code.launch(arguments, job.candidate.launch, checks=checks)
+        return outputs, report

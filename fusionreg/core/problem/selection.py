@@ -114,7 +114,7 @@ def select(
         accepted,
         key=lambda c: (
             seconds.get(c.kernel.key, inf),
-            _estimate(c.kernel, problem, c.params),
+            estimated(c.kernel, problem, c.params),
             c.kernel.spec.name,
             c.kernel.key,
         ),
@@ -198,10 +198,10 @@ def _chosen(
     if preferred is not None and all(preferred.get(k) == v for k, v in first.params.items()):
         return first
     everything = (first, *islice(candidates, ESTIMATED - 1))
-    return min(everything, key=lambda c: _estimate(kernel, problem, c.params))
+    return min(everything, key=lambda c: estimated(kernel, problem, c.params))
 
 
-def _estimate(kernel: KernelEntry, problem: Problem, params: Mapping[str, Any]) -> float:
+def estimated(kernel: KernelEntry, problem: Problem, params: Mapping[str, Any]) -> float:
     """Seconds by the kernel's own expression; infinite where it has none or it fails, so that those rank last."""
     if kernel.estimate is None:
         return inf
