@@ -19,7 +19,7 @@ TYPES = {
 }
 
 
-def unit(parameters: str, body: str, threads: int = 128, parts: tuple[str, ...] = PARTS) -> str:
+def unit(parameters: str, body: str, threads: int | str = 128, parts: tuple[str, ...] = PARTS) -> str:
     library = "".join((shared_library() / f"{p}.cuh.j2").read_text() for p in parts)
     head = f'extern "C" __global__ void __launch_bounds__({threads}) k({parameters})'
     return f"{HEADERS}{library}\n{head} {{\n{body}\n}}\n"
