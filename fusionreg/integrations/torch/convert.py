@@ -172,8 +172,12 @@ def emit_call(e: Emitter, call: Call, program: Program) -> None:
     if made is NotImplemented:
         _spell_out(e, call, program)
         return
-    several = made if isinstance(made, tuple | list) else (made,)
-    for name, value, meta in zip(call.outputs, several, e.metas, strict=False):
+    bind_results(e, call, made if isinstance(made, tuple | list) else (made,))
+
+
+def bind_results(e: Emitter, call: Call, made: Sequence[Any]) -> None:
+    """Gives the values that a call became its names."""
+    for name, value, meta in zip(call.outputs, made, e.metas, strict=False):
         if name:
             e.env[name] = _bound(e, name, value, meta)
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fusionreg.integrations.torch.compile import lowering
+
 from .conftest import fused, same
 
 A = torch.ops.aten
@@ -126,3 +128,60 @@ def test_gelu_tanh_dropout_and_softmax(compiled: Any, reports: Any, given: Any) 
         for mine, other in zip(compiled(f)(*given[:2]), f(*given[:2]), strict=True):
             same(mine, other)
     assert fused(reports) == ["pointwise.region"]
+
+
+def test_a_backward_call_takes_in_what_stands_around_it(compiled: Any, reports: Any, given: Any) -> None:
+    """The gradient that comes back along the residual is added in the kernel that computes that of the norm."""
+    _, x, w, b = given
+
+    def block(x: Any, w: Any, b: Any) -> Any:
+        return x + torch.tanh(F.layer_norm(x, (16,), w, b))
+
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+    found = torch.autograd.grad(compiled(block)(*leaves).sin().sum(), leaves)
+    for mine, other in zip(found, torch.autograd.grad(block(*leaves).sin().sum(), leaves), strict=True):
+        same(mine, other)
+    assert fused(reports) == ["norm.layernorm"]
+    (site,) = [s for r in reports if r.stage == "backward" for s in r.fused]
+    assert site.fusion.startswith("norm.layernorm_backward.r")
+    assert site.operators == ("aten.tanh_backward", "fusionreg.norm_layernorm_backward", "aten.add")
+
+
+def test_a_mask_stays_the_one_that_was_drawn(
+    compiled: Any, reports: Any, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backward call with a seed is taken in by a larger one, with the same seed."""
+    _, x, w, b = given
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+
+    def block(x: Any, w: Any, b: Any) -> Any:
+        return x + F.layer_norm(F.dropout(F.gelu(x), 0.5, True), (16,), w, b)
+
+    def gradients() -> Any:
+        step = compiled(block)
+        step(*leaves)
+        torch.manual_seed(4)
+        return torch.autograd.grad(step(*leaves).sin().sum(), leaves)
+
+    mine = gradients()
+    assert any(n.startswith("norm.gelu_dropout_layernorm_backward.r") for n in fused(reports, "backward"))
+    monkeypatch.setattr(lowering, "unfold", lambda *_: False)
+    for one, other in zip(mine, gradients(), strict=True):
+        same(one, other)
+
+
+def test_calls_by_hand_are_taken_in_too(compiled: Any, reports: Any, given: Any, registry: Any) -> None:
+    from fusionreg.torch import ops
+
+    _, x, w, b = given
+    norm = ops.use(registry).norm
+
+    def f(x: Any, w: Any, b: Any) -> Any:
+        return torch.sigmoid(norm.layernorm(x, w, b)) * 2.0, norm.rmsnorm(x, w)
+
+    with torch.no_grad():
+        got = compiled(f)(x, w, b)
+    same(got[0], torch.sigmoid(F.layer_norm(x, (16,), w, b)) * 2.0)
+    same(got[1], F.rms_norm(x, (16,), w, 1e-5))
+    (name,) = fused(reports)
+    assert name.startswith("norm.layernorm.r"), "and the other stays the call that it was"

@@ -13,17 +13,18 @@ from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph
 from fusionreg.core.lift import lift
-from fusionreg.core.ops import Vocabulary
 
 from ..aten import SILENT
 from ..convert import emit_call
 from ..emitter import Emitter, N, V
+from ..operators import Operators
 from ..program import Call, NumberMeta, Program, Ref, TensorMeta, refs
 from .reading import Traced
+from .unfolding import unfold
 
 OPAQUE = "torch::Opaque"
 #: Calls that change no value, and yet must stand between operators: gradients end there.
-_BARRIERS = frozenset({"aten.detach.default", "aten.detach_copy.default"})
+BARRIERS = frozenset({"aten.detach.default", "aten.detach_copy.default"})
 _DROPOUT = "aten.dropout.default"
 
 
@@ -44,17 +45,20 @@ class Lowered:
     opaque: tuple[str, ...]
 
 
-def lower(traced: Traced, ops: Vocabulary, differentiated: bool) -> Lowered:
-    """Emits every call and lifts the result. ``differentiated``: gradients will be recorded, and end at ``detach``."""
-    return _Lowering(traced, ops, differentiated).run()
+def lower(traced: Traced, operators: Operators, differentiated: bool) -> Lowered:
+    """Emits every call and lifts the result; calls of ``operators`` as the operators that they stand for.
+
+    ``differentiated``: gradients will be recorded, and end at ``detach``.
+    """
+    return _Lowering(traced, operators, differentiated).run()
 
 
 class _Lowering:
-    def __init__(self, traced: Traced, ops: Vocabulary, differentiated: bool) -> None:
-        self.traced, self.differentiated = traced, differentiated
+    def __init__(self, traced: Traced, operators: Operators, differentiated: bool) -> None:
+        self.traced, self.operators, self.differentiated = traced, operators, differentiated
         self.program: Program = traced.program
-        self.e = Emitter(self.program.name, ops)
-        self.ops = ops
+        self.ops = operators.registry.catalog.ops
+        self.e = Emitter(self.program.name, self.ops)
         self.seeds: list[V] = []
         self.opaque: dict[str, None] = {}
 
@@ -89,7 +93,9 @@ class _Lowering:
         if call.target == _DROPOUT and call.args.get("train") and isinstance(p, int | float) and 0 < p <= 1:
             self._dropout(call)
             return
-        if not (call.target in _BARRIERS and self.differentiated):
+        if self._fused(call):
+            return
+        if not (call.target in BARRIERS and self.differentiated):
             made = len(e.nodes)
             try:
                 emit_call(e, call, self.program)
@@ -97,6 +103,12 @@ class _Lowering:
             except ModelError:
                 del e.nodes[made:]
         self._unknown(call)
+
+    def _fused(self, call: Call) -> bool:
+        """A call of a fusion, as its operators; whether it is one, and could be taken apart."""
+        function = self.traced.foreign.get(call.target)
+        fusion = None if function is None else self.operators.fusion_of(function)
+        return fusion is not None and unfold(self.e, call, self.program, self.operators.registry.catalog[fusion])
 
     def _dropout(self, call: Call) -> None:
         """Dropout as our own operator, its seed and offset a further input of the graph."""

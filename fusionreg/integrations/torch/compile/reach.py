@@ -9,9 +9,10 @@ import torch
 from fusionreg.core.ir import Graph
 from fusionreg.core.matcher.match import Match
 
+from ..operators.schema import NAMESPACE
 from ..program import Call
 from .glue import constant, glued, operands
-from .lowering import Lowered, visible
+from .lowering import BARRIERS, Lowered, visible
 from .reading import Traced
 
 
@@ -21,7 +22,7 @@ class Reach:
     def __init__(self, traced: Traced, lowered: Lowered) -> None:
         self.graph: Graph = lowered.graph
         self.seeds = lowered.seeds
-        self.values, self.place = traced.values, place(traced)
+        self.values, self.place, self.foreign = traced.values, place(traced), traced.foreign
         self.visible = visible(lowered, traced.program)
         self.calls = traced.program.calls
         self.names, self.ends = lowered.names, frozenset(lowered.graph.outputs)
@@ -57,6 +58,18 @@ class Reach:
 
     def covered(self, match: Match) -> tuple[str, ...]:
         """The calls of the program that a site takes the place of, in their order: targets without overloads."""
+        return tuple(
+            str(self.foreign.get(c.target, c.target)).rpartition(".")[0]
+            for c in self._calls(match)
+            if c.target not in BARRIERS
+        )
+
+    def stands(self, match: Match) -> bool:
+        """Whether a match is what one call of a fusion already does."""
+        calls = self._calls(match)
+        return len(calls) == 1 and getattr(self.foreign.get(calls[0].target), "namespace", "") == NAMESPACE
+
+    def _calls(self, match: Match) -> list[Call]:
         stops = self._origins(match.inputs.values())
         pending = [self.visible[v] for v in match.outputs.values() if v in self.visible]
         found: set[int] = set()
@@ -67,7 +80,7 @@ class Reach:
                 continue
             found.add(at)
             pending += self.calls[at].refs()
-        return tuple(self.calls[i].target.rpartition(".")[0] for i in sorted(found))
+        return [self.calls[i] for i in sorted(found)]
 
     def _origins(self, names: Iterable[str]) -> set[str]:
         """The values of the program that values of the graph are made of, by what may stand between."""

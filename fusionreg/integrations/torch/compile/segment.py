@@ -79,7 +79,7 @@ class Fuser:
         return read(module, "graph")
 
     def _rewrite(self, traced: Traced, values: Sequence[Any]) -> torch.fx.GraphModule | None:
-        lowered = lower(traced, self.registry.catalog.ops, torch.is_grad_enabled())
+        lowered = lower(traced, self.operators, torch.is_grad_enabled())
         gradients = Gradients(traced, lowered, self.operators, values)
         reach, extents = Reach(traced, lowered), Extents(traced)
 
@@ -89,9 +89,10 @@ class Fuser:
 
         plan = self.registry.plan(lowered.graph, policy=self.options.policy, refuses=refuses, executor=self._executor())
         self.reports.append(self._report(plan, lowered, gradients, reach))
-        if not plan.chosen:
+        chosen = [m for m in plan.chosen if not reach.stands(m)]
+        if not chosen:
             return None
-        graph = weave(traced, lowered, plan.chosen, self.operators, self.sites)
+        graph = weave(traced, lowered, chosen, self.operators, self.sites)
         self.sites += len(lowered.seeds)
         root = torch.nn.Module()
         for name, tensor in traced.constants.items():
@@ -107,7 +108,8 @@ class Fuser:
         def described(match: Match) -> tuple[tuple[str, ...], str]:
             return reach.covered(match), nodes[match.root].source
 
-        fused = tuple(FusedSite(m.fusion, *described(m), bool(gradients.wanted(m))) for m in plan.chosen)
+        new = [m for m in plan.chosen if not reach.stands(m)]
+        fused = tuple(FusedSite(m.fusion, *described(m), bool(gradients.wanted(m))) for m in new)
         lost = tuple(LostSite(x.match.fusion, *described(x.match), x.reason) for x in plan.losers)
         return Report(fused, lost, (), lowered.opaque, self.options.policy)
 

@@ -68,6 +68,10 @@ class Operators:
                 found = self._made.get(fusion) or self._made.setdefault(fusion, self._make(self._entry(fusion)))
         return found
 
+    def fusion_of(self, op: Any) -> str | None:
+        """The fusion that an operator is made of; None for one of anybody else."""
+        return next((fusion for fusion, made in self._made.items() if made is op), None)
+
     @cached_property
     def rng(self) -> torch._ops.OpOverload:
         """``rng(Tensor like, int site) -> Tensor``: seed and offset for one call with dropout, int64[2].
