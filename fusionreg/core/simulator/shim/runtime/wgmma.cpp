@@ -45,7 +45,16 @@ namespace {
 constexpr u32 kPoison = ~u32(0);
 constexpr u32 kSpans[] = {16, 128, 64, 32};   // by the descriptor's swizzle mode
 
-using Lanes = float __attribute__((vector_size(32), aligned(4), may_alias));
+using Lanes = float __attribute__((vector_size(32)));
+using Words = int __attribute__((vector_size(32)));
+
+Lanes load(const float* p) {
+  Lanes x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+void store(float* p, const Lanes& x) { std::memcpy(p, &x, sizeof x); }
 
 Warpgroup& group_of(Fiber* f, const char* what, const void* pc) {
   Block& b = *f->owner;
@@ -139,21 +148,22 @@ void convert(int type, const char* from, float* to) {
 // of each are kept (DeepSeek-V3 technical report, section 3.5.2); the sum goes back with as many. Terms that are NaN or infinite
 // are summed as floats.
 void add_narrow(float* c, const float* a, const float* b, u32 stride, u32 n) {
-  for (u32 j = 0; j < n; ++j) {
-    float largest = __builtin_fabsf(c[j]), plain = c[j];
-    for (u32 k = 0; k < 32; ++k) {
-      const float x = a[k] * b[k * stride + j];
-      plain += x;
-      largest = __builtin_fabsf(x) > largest ? __builtin_fabsf(x) : largest;
+  for (u32 j = 0; j < n; j += 8) {
+    Lanes terms[33], plain = {};
+    Words largest = {};
+    for (u32 k = 0; k < 33; ++k) {
+      terms[k] = k < 32 ? a[k] * load(b + k * stride + j) : load(c + j);
+      plain += terms[k];
+      const Words size = Words(terms[k]) & 0x7FFFFFFF, more = size > largest;   // floats in the order of their bits
+      largest = (size & more) | (largest & ~more);
     }
-    if (!(largest > 0) || !(plain - plain == 0)) { c[j] = plain; continue; }
-    const u32 exponent = as_bits(largest) >> 23;
-    const u32 lowest = exponent > 14 ? exponent - 13 : 1;               // of the last bit that is kept
-    const float unit = as_float(lowest << 23), inverse = as_float((254 - lowest) << 23);
-    int sum = int(c[j] * inverse);
-    for (u32 k = 0; k < 32; ++k) sum += int(a[k] * b[k * stride + j] * inverse);
-    const float total = float(sum) * unit;
-    c[j] = as_float(as_bits(total) & 0xFFFFFC00u);                      // 13 bits of fraction
+    const Words exponent = largest >> 23, normal = exponent > 14, lowest = ((exponent - 13) & normal) | (1 & ~normal);   // of the last bit that is kept
+    const Lanes unit = Lanes(lowest << 23), inverse = Lanes((254 - lowest) << 23);
+    Words sum = {};
+    for (const Lanes& x : terms) sum += __builtin_convertvector(x * inverse, Words);
+    const Lanes total = Lanes(Words(__builtin_convertvector(sum, Lanes) * unit) & ~0x3FF);   // 13 bits of fraction
+    const Words finite = plain - plain == 0;
+    store(c + j, Lanes((Words(total) & finite) | (Words(plain) & ~finite)));
   }
 }
 
@@ -186,7 +196,7 @@ void compute(Fiber* f, Warpgroup& g, Product& p) {
     if (type > kBF16) { add_narrow(c, a[row], b[0], 256, n); continue; }
     for (u32 k = 0; k < depth; ++k) {
       const float x = a[row][k];
-      for (u32 j = 0; j < n; j += 8) *reinterpret_cast<Lanes*>(c + j) += x * *reinterpret_cast<const Lanes*>(b[k] + j);
+      for (u32 j = 0; j < n; j += 8) store(c + j, load(c + j) + x * load(b[k] + j));
     }
   }
 }
