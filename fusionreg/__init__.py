@@ -21,6 +21,7 @@ _HOMES = {
     "KernelSpec": "fusionreg.core.spec",
     "AttributeSpec": "fusionreg.core.spec",
     "Backward": "fusionreg.core.spec",
+    "LibraryCall": "fusionreg.core.registry.library_calls",
     "OpSpec": "fusionreg.core.spec",
     "Case": "fusionreg.core.spec",
     "TensorMap": "fusionreg.core.spec",
@@ -38,6 +39,7 @@ __all__ = ["__version__", *_HOMES]
 if TYPE_CHECKING:
     from fusionreg.api import Registry, fuse, load_registry
     from fusionreg.core.errors import FusionregError
+    from fusionreg.core.registry.library_calls import LibraryCall
     from fusionreg.core.spec import (
         AttributeSpec,
         Backward,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from fusionreg.core.compiler import ObjectCode
     from fusionreg.core.problem import Problem
+    from fusionreg.core.registry.library_calls import LibraryCall
     from fusionreg.core.spec import Case, FusionSpec, KernelSpec, OpSpec
     from fusionreg.core.targets import Target
 
@@ -48,6 +49,18 @@ def register_kernels() -> Sequence[KernelSpec]:
         @hookimpl
         def register_kernels():
             return [KernelSpec(name="fast", fusion="gemm.bias", template="fast.cu.j2", grid="1", block="128")]
+    """
+
+
+@hookspec
+def register_library_calls() -> Sequence[LibraryCall]:
+    """Calls of libraries that kernels name in ``library`` in place of a template.
+
+    Example::
+
+        @hookimpl
+        def register_library_calls():
+            return [BLAS_MATMUL]
     """
 
 

@@ -85,10 +85,11 @@ def _kernel(entry: FusionEntry, kernel: KernelEntry) -> list[str]:
     spec = kernel.spec
     targets = [t for t in SHIPPED if any(accepts(d, target(t)) for d in spec.targets)]
     rows: dict[str, Any] = {
-        "compiled for": " ".join(targets),
+        "made for" if kernel.library else "compiled for": " ".join(targets),
         "rounding": spec.rounding,
         "evidence": evidence.state(entry, kernel),
-        "grid, block": f"({', '.join(spec.grid)}), ({', '.join(spec.block)})",
+        "calls": spec.library,
+        "grid, block": f"({', '.join(spec.grid)}), ({', '.join(spec.block)})" if spec.grid else "",
         "cluster": ", ".join(spec.cluster),
         "shared memory": spec.shared_memory if spec.shared_memory != "0" else "",
         "workspace": spec.workspace if spec.workspace != "0" else "",

@@ -167,8 +167,11 @@ class KernelSpec(Record):
     """Unique among the kernels of its fusion."""
     fusion: Name | None = None
     """The fusion it implements; may be left out inside ``FusionSpec.kernels``."""
-    template: str
+    template: str = ""
     """Path of the ``.cu.j2`` below the plugin's package or its ``templates`` folder."""
+    library: str = ""
+    """In place of a template the library call that the kernel is, as a plugin's ``register_library_calls`` names it;
+    beside it stand what the kernel ``requires``, ``strides``, ``workspace``, ``estimate``, and words."""
     summary: str = ""
     """One line for ``show``."""
     targets: Texts = ("sm_80+",)
@@ -192,9 +195,9 @@ class KernelSpec(Record):
     """Further template variables, each an expression over params, attributes, choices and specialised axes."""
     specialize: Texts = ()
     """Axes whose extent becomes a compile-time constant; all others are launch arguments."""
-    grid: Texts
+    grid: Texts = ()
     """One to three expressions."""
-    block: Texts
+    block: Texts = ()
     """One to three expressions over params and constants."""
     cluster: Texts = ()
     """Thread-block cluster shape; empty for none."""

@@ -23,7 +23,7 @@ SOURCE = Path(hookspecs.__file__).parents[1]
 def test_all_hooks_are_there():
     assert set(HOOKS) == {
         "register_fusions", "register_kernels", "register_ops", "conformance_cases", "estimate", "kernel_compiled",
-        "register_commands",
+        "register_commands", "register_library_calls",
     }  # fmt: skip
 
 
@@ -46,6 +46,7 @@ def test_the_file_holds_nothing_else():
 def test_examples_run(name):
     example = textwrap.dedent((inspect.getdoc(HOOKS[name]) or "").partition("Example::")[2])
     known = {"hookimpl": hookspecs.hookimpl, "KernelSpec": KernelSpec, "FusionSpec": FusionSpec, "BIAS_RELU2": "spec"}
+    known |= {"BLAS_MATMUL": "call"}
     exec(example, known)
     answer = known[name]()
     assert len(answer) == 1
@@ -65,8 +66,10 @@ def test_examples_run(name):
 def test_annotations_resolve():
     from fusionreg.core import problem, spec, targets
     from fusionreg.core.compiler import ObjectCode
+    from fusionreg.core.registry.library_calls import LibraryCall
 
     names = {**vars(spec), **vars(targets), "Problem": problem.Problem, "ObjectCode": ObjectCode, "typer": _Typer}
+    names |= {"LibraryCall": LibraryCall}
     for name, hook in HOOKS.items():
         assert typing.get_type_hints(hook, {**vars(hookspecs), **names}), name
 

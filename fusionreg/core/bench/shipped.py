@@ -98,7 +98,9 @@ def kernel_digest(kernel: KernelEntry) -> str:
     )  # fmt: skip
     if kernel.spec.tensor_maps:
         fields["tensor_maps"] = [m.model_dump(mode="json") for m in kernel.spec.tensor_maps]
-    texts, ahead = {}, [kernel.spec.template]
+    if kernel.library is not None:
+        fields["library"] = kernel.library.digest
+    texts, ahead = {}, [kernel.spec.template] if kernel.spec.template else []
     while ahead:
         name = ahead.pop()
         places = (place / n for place in (kernel.root, kernel.root / "templates") for n in (name, f"{name}.j2"))

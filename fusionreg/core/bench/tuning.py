@@ -229,9 +229,11 @@ def _tune(
 
 def _compiled(
     subject: Subject, kernel: KernelEntry, tried: Sequence[Candidate], cache: Cache
-) -> list[ObjectCode | FusionregError]:
-    """Their code, compiled side by side; an error stands in the place of one that has none."""
+) -> list[ObjectCode | FusionregError | None]:
+    """Their code, compiled side by side; an error stands in the place of one that has none, None in that of a call."""
     units: list[KernelSource | FusionregError] = []
+    if kernel.library is not None:
+        return [None] * len(tried)
     for candidate in tried:
         try:
             units.append(render(subject.entry, kernel, subject.problem, candidate.params))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import headers
 from ..cache import Cache, cache_key
-from ..errors import FusionregError
+from ..errors import CompileError, FusionregError
 from . import nvrtc
 from .cubin import Resources, expected_size, instructions, repaired, resources
 
@@ -81,6 +81,11 @@ def compile_source(source: KernelSource, cache: Cache | None = None, observers: 
 
     Raises: :class:`CompileError` with the log, mapped to the template; :class:`MissingDependencyError`.
     """
+    if source.library:
+        raise CompileError(
+            "cannot compile", source.kernel, f"it calls a library, {source.library}", "a kernel with a template",
+            arch=source.target, log="",
+        )  # fmt: skip
     parts = key_parts(source)
     key = cache_key(parts)
     held = cache.entry(KIND, key) if cache is not None else None

@@ -16,9 +16,10 @@ from ..compiler import compile_source
 from ..compiler.nvrtc import version as nvrtc_version
 from ..errors import FusionregError, LaunchError, MissingDependencyError
 from ..frozen import FrozenDict
+from ..registry.library_calls import PreparedCall
 from ..render import KernelSource
 from ..runtime.driver import config, driver
-from ..runtime.kernels import Loaded, device_target, load
+from ..runtime.kernels import Loaded, device_target, load, prepare_call
 from ..runtime.launch import argument_values
 from ..runtime.libraries import in_order
 from ..runtime.tensor_maps import MapEncoder
@@ -87,12 +88,15 @@ class GpuExecutor:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._codes: dict[str, Any] = {}
         self._loaded: dict[str, Loaded] = {}
+        self._calls: dict[Any, PreparedCall] = {}
         self._lock = Lock()
 
     def refusal(self, kernel: KernelEntry) -> str:
-        return ""
+        return kernel.library.missing() if kernel.library is not None else ""
 
     def compile(self, source: KernelSource, *, stressed: bool = False) -> Any:
+        if source.library:
+            return None
         found = self._codes.get(source.digest)
         if found is None:
             try:
@@ -105,7 +109,12 @@ class GpuExecutor:
             raise found
         return found
 
-    def _load(self, code: Any, job: Job) -> Loaded:
+    def _load(self, code: Any, job: Job) -> Loaded | PreparedCall:
+        if job.kernel.library is not None:
+            key = (job.kernel.key, job.problem)
+            if key not in self._calls:
+                self._calls[key] = prepare_call(job.candidate, job.problem, self._index)
+            return self._calls[key]
         loaded = self._loaded.get(job.source.digest)
         if loaded is None:
             loaded = self._loaded[job.source.digest] = Loaded(job.source, code, *load(code, self._index))
@@ -160,7 +169,13 @@ class GpuExecutor:
             raw[start : start + held.size] = self._cupy.asarray(held)
         return _Buffer(raw, start, held)
 
-    def _start(self, loaded: Loaded, job: Job, buffers: dict[str, _Buffer], stream: int) -> None:
+    def _start(
+        self, loaded: Loaded | PreparedCall, job: Job, buffers: dict[str, _Buffer], stream: int
+    ) -> None:
+        if not isinstance(loaded, Loaded):
+            tensors = [buffers[a.name].pointer for a in job.source.arguments if a.kind != "workspace"]
+            loaded(tensors, buffers["workspace"].pointer if "workspace" in buffers else 0, stream)
+            return
         values = argument_values(job.problem, job.source.arguments)
         layouts = {m.name: m for m in job.candidate.maps}
         packed: list[Any] = []

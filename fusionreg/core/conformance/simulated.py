@@ -53,8 +53,7 @@ class SimExecutor:
         self._begun = False  # the first compilation builds and loads the simulator's runtime, and does so alone
 
     def refusal(self, kernel: KernelEntry) -> str:
-        why = kernel.spec.simulator
-        return f"the simulator cannot execute it: {why}" if why else ""
+        return kernel.unsimulated
 
     def compile(self, source: KernelSource, *, stressed: bool = False) -> Any:
         with self._lock:

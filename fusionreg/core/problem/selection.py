@@ -151,7 +151,7 @@ def _objection(kernel: KernelEntry, problem: Problem, pending: bool) -> str:
                 return f"requires {condition.pretty(env)}"
         except ExpressionError as e:
             return f"requires {condition.text}: {e.found}"
-    return ""
+    return kernel.library.refusal(problem) if kernel.library is not None else ""
 
 
 def _candidates(

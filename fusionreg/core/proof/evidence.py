@@ -42,6 +42,7 @@ class Evidence:
         passed, skipped: numbers of cases; none failed.
         max_abs, max_rel: largest error against float64.
         seconds: wall time of the run of all its cases.
+        library: version of the library that it calls, "" where it calls none.
     """
 
     kernel: str
@@ -56,6 +57,7 @@ class Evidence:
     max_abs: float
     max_rel: float
     seconds: float
+    library: str = ""
 
 
 def digest(entry: FusionEntry, kernel: KernelEntry) -> str:
@@ -126,6 +128,7 @@ def collect(report: Report, entries: Iterable[FusionEntry]) -> list[Evidence]:
                     max(e.max_abs for e in passed),
                     max(e.max_rel for e in passed),
                     round(sum(e.seconds for e in rows), 3),
+                    kernel.library.version() if kernel.library is not None else "",
                 )
             )
     return found
@@ -136,8 +139,12 @@ def write(path: Path, found: Iterable[Evidence]) -> None:
     rows = {e.kernel: e for e in read(path)} if path.exists() else {}
     rows |= {e.kernel: e for e in found}
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = {"format": FORMAT, "conformance": cases.VERSION, "kernels": [asdict(rows[k]) for k in sorted(rows)]}
+    body = {"format": FORMAT, "conformance": cases.VERSION, "kernels": [_row(rows[k]) for k in sorted(rows)]}
     path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+
+
+def _row(evidence: Evidence) -> dict[str, Any]:
+    return {k: v for k, v in asdict(evidence).items() if k != "library" or v}
 
 
 def read(path: Path) -> list[Evidence]:

@@ -95,6 +95,8 @@ def write(
     """
     entry = catalog[fusion]
     chosen = entry.kernel(kernel)
+    if chosen.library is not None:
+        raise _never(chosen, case, f"it calls a library, {chosen.spec.library}: there is no unit to write")
     if case.startswith(f"{chosen.key}[") and case.endswith("]"):
         case = case[len(chosen.key) + 1 : -1]
     folder = _free(folder)

@@ -24,8 +24,11 @@ class Unit(NamedTuple):
 
 
 def first_units(entry: FusionEntry, kernel: KernelEntry, arch: str) -> list[Unit]:
-    """One unit for each combination of dtypes that ``kernel`` accepts on ``arch``, with its first parameters."""
-    if not any(accepts(declared, target(arch)) for declared in kernel.spec.targets):
+    """One unit for each combination of dtypes that ``kernel`` accepts on ``arch``, with its first parameters.
+
+    None of a kernel that calls a library.
+    """
+    if kernel.library is not None or not any(accepts(declared, target(arch)) for declared in kernel.spec.targets):
         return []
     plain, _, _ = coverage.rows(entry, kernel, cases.base_axes(entry), arch, 0)
     found = []

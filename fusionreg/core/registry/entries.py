@@ -15,6 +15,7 @@ from ..pattern.graph import Output, PatternGraph
 from ..spec import Case, FusionSpec, KernelSpec, OpSpec
 from ..targets import TARGETS, Target, accepts
 from ..tensors import TensorType
+from .library_calls import LibraryCall
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,13 @@ class KernelEntry:
         spec: its spec, ``fusion`` filled in.
         plugin, distribution, version: who ships it.
         root: the folder that its template and what it includes are read from.
-        template: the template's path.
+        template: the template's path; None of a kernel that calls a library.
         requires, valid: conditions on the problem, and on a combination of params.
         constants: template variables by name; in declared order each may read those before it.
         geometry: ``grid0`` … ``block0`` … ``cluster0`` … ``shared_memory``, ``workspace``.
         estimate: expected seconds, None when the general model is to tell.
         tensor_maps: by name: ``dims0`` …, ``strides0`` …, ``box0`` …, ``swizzle``.
+        library: what the kernel calls, where it has no template.
     """
 
     spec: KernelSpec
@@ -92,13 +94,14 @@ class KernelEntry:
     distribution: str
     version: str
     root: Path
-    template: Path
+    template: Path | None
     requires: tuple[Expression, ...] = ()
     valid: tuple[Expression, ...] = ()
     constants: ExpressionSet = default(default_factory=lambda: ExpressionSet({}))
     geometry: ExpressionSet = default(default_factory=lambda: ExpressionSet({}))
     estimate: Expression | None = None
     tensor_maps: FrozenDict[str, ExpressionSet] = EMPTY
+    library: LibraryCall | None = None
 
     @property
     def name(self) -> str:
@@ -112,6 +115,12 @@ class KernelEntry:
     def key(self) -> str:
         """``fusion/kernel``: unique in a registry."""
         return f"{self.spec.fusion}/{self.spec.name}"
+
+    @property
+    def unsimulated(self) -> str:
+        """Why the simulator cannot execute it, as half a sentence; "" when it can."""
+        why = self.spec.simulator or (f"it calls a library, {self.spec.library}" if self.spec.library else "")
+        return f"the simulator cannot execute it: {why}" if why else ""
 
     @property
     def targets(self) -> tuple[Target, ...]:

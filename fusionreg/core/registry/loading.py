@@ -17,6 +17,7 @@ from ..validate.names import Problems
 from . import discovery
 from .discovery import Found, Plugin
 from .entries import FusionEntry, KernelEntry, PluginFailure, PluginRow
+from .library_calls import LibraryCall, wrong_name
 from .regions import derive
 
 _PREFIX = re.compile(r"[a-z][a-z0-9_]*\Z")
@@ -54,6 +55,7 @@ class Loader:
         self._owners: dict[str, str] = {}
         self._claimed: dict[str, Found] = {}
         self._kernels: dict[str, KernelEntry] = {}
+        self._library_calls: dict[str, LibraryCall] = {}
         self._cases: dict[str, list[Case]] = {}
         self._new_ops: dict[str, list[str]] = {}
 
@@ -143,6 +145,9 @@ class Loader:
         for plugin in self.plugins:
             for op in self._ask(plugin, "register_ops", OpSpec):
                 self._add_op(plugin, op)
+        for plugin in self.plugins:
+            for call in self._ask(plugin, "register_library_calls", LibraryCall):
+                self._add_library_call(plugin, call)
         offered: list[tuple[Plugin, KernelSpec]] = []
         for plugin in self.plugins:
             for spec in sorted(self._ask(plugin, "register_fusions", FusionSpec), key=lambda s: s.name):
@@ -230,6 +235,15 @@ class Loader:
             self.ops = self.ops.with_ops([op])
             self._new_ops.setdefault(plugin.found.name, []).append(op.name)
 
+    def _add_library_call(self, plugin: Plugin, call: LibraryCall) -> None:
+        wrong, name = wrong_name(call), str(getattr(call, "name", ""))
+        if wrong:
+            self.fail(plugin.found, "validate", wrong, name, "name")
+        elif name in self._library_calls:
+            self.fail(plugin.found, "claim", f"the library call {name} is registered twice", name, "name")
+        else:
+            self._library_calls[name] = call
+
     def _add_fusion(self, plugin: Plugin, spec: FusionSpec) -> bool:
         found = plugin.found
         if not self._owns(plugin, spec.name.split(".")[0], spec.name, "name"):
@@ -270,7 +284,8 @@ class Loader:
             self.fail(found, "claim", f"the kernel {key} is registered twice: first by plugin {owner}", key, "name")
             return
         root = discovery.package_root(plugin.object)
-        entry, errors = check_kernel(spec, fusion, found.name, root, found.distribution, found.version)
+        calls = self._library_calls
+        entry, errors = check_kernel(spec, fusion, found.name, root, found.distribution, found.version, calls)
         self._note(plugin, errors, key)
         if entry is not None:
             self._kernels[key] = entry

@@ -56,14 +56,8 @@ class Argument:
 def arguments(entry: FusionEntry, kernel: KernelEntry, problem: Problem, workspace: bool) -> tuple[Argument, ...]:
     """The parameters of ``kernel`` on ``problem``: present inputs, outputs, strides, axes, attributes, workspace."""
     spec = kernel.spec
-    inputs = set(list(problem.tensors)[: problem.inputs])
     present = {name: t for name, t in problem.tensors.items() if t is not None}
-    found: list[Argument] = []
-    for name, t in present.items():
-        cuda = dtype(t.dtype).cuda
-        reads = name in inputs
-        ctype = f"const {cuda}* __restrict__" if reads else f"{cuda}* __restrict__"
-        found.append(Argument("input" if reads else "output", name, ctype, t.dtype))
+    found = list(pointers(problem, False))
     for name in spec.strides:
         if name in present:
             found += [Argument("stride", name, "long long", index=i) for i in range(len(present[name].shape))]
@@ -82,6 +76,18 @@ def arguments(entry: FusionEntry, kernel: KernelEntry, problem: Problem, workspa
         found.append(Argument("workspace", "workspace", "unsigned char*"))
     found += [Argument("tensor_map", m.name, TENSOR_MAP) for m in spec.tensor_maps if m.operand in present]
     return tuple(found)
+
+
+def pointers(problem: Problem, workspace: bool) -> tuple[Argument, ...]:
+    """Of present inputs and outputs, and of scratch memory."""
+    inputs = set(list(problem.tensors)[: problem.inputs])
+    found: list[Argument] = []
+    for name, t in problem.tensors.items():
+        if t is not None:
+            cuda, reads = dtype(t.dtype).cuda, name in inputs
+            ctype = f"const {cuda}* __restrict__" if reads else f"{cuda}* __restrict__"
+            found.append(Argument("input" if reads else "output", name, ctype, t.dtype))
+    return (*found, *([Argument("workspace", "workspace", "unsigned char*")] if workspace else []))
 
 
 def axes(entry: FusionEntry, problem: Problem) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RenderError
-from ..frozen import FrozenDict
+from ..frozen import EMPTY, FrozenDict
 from ..problem import Problem
 from ..problem.geometry import environment, launch_geometry
 from ..problem.iteration import iteration
@@ -54,6 +54,8 @@ class KernelSource:
         params: the tunable parameters it was rendered with.
         headers: names that it includes with angle brackets, in branches not taken too.
         digest: SHA-256 over text, options and target.
+        library: the library call that stands in place of a unit: there is nothing to compile, and ``text`` only says
+            what is called with what.
     """
 
     text: str = field(repr=False)
@@ -66,6 +68,7 @@ class KernelSource:
     params: FrozenDict[str, Any]
     headers: tuple[str, ...]
     digest: str
+    library: str = ""
 
 
 def variant(entry: FusionEntry, kernel: KernelEntry, problem: Problem, params: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -96,6 +99,8 @@ def render(
     whom, spec = kernel.key, kernel.spec
     _, constants = environment(kernel, problem, params)
     launch = launch_geometry(kernel, problem, params)
+    if kernel.library is not None:
+        return _library_source(entry, kernel, problem, launch.workspace > 0)
     whole = WHOLE in spec.regions
     list_arguments = regions.arguments if whole else prelude.arguments
     found = list_arguments(entry, kernel, problem, launch.workspace > 0)
@@ -133,6 +138,21 @@ def render(
         text, name, entry.spec.name, kernel.key, problem.target, options, found, FrozenDict(params),
         tuple(dict.fromkeys(_INCLUDE.findall(text))), digest,
     )  # fmt: skip
+
+
+def _library_source(entry: FusionEntry, kernel: KernelEntry, problem: Problem, workspace: bool) -> KernelSource:
+    """What a library is called with, in words: evidence covers it as it covers a unit."""
+    call = kernel.library
+    assert call is not None, "the kernel calls a library"
+    found = prelude.pointers(problem, workspace)
+    rows = [f"call {call.name} {call.digest}", f"target {problem.target}"]
+    rows += [f"{a.kind} {a.name} {a.dtype}".rstrip() for a in found]
+    rows += [f"{name} = {value}" for name, value in (*problem.attributes.items(), *problem.choices.items())]
+    text = "\n".join((*rows, ""))
+    digest = hashlib.sha256(f"{text}\0{problem.target}".encode()).hexdigest()
+    return KernelSource(
+        text, "", entry.spec.name, kernel.key, problem.target, (), found, EMPTY, (), digest, call.name
+    )
 
 
 def _symbol(entry: FusionEntry, kernel: KernelEntry, key: tuple[Any, ...]) -> str:

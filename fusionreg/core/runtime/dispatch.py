@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..cache import Cache
 from ..errors import ArgumentError, FusionregError, LaunchError
-from ..evaluate.evaluator import Evaluator
 from ..frozen import EMPTY, FrozenDict
-from ..pattern.instantiate import instantiate
 from ..problem import Candidate, Problem, Refusal, Selection, bind, select
 from ..targets import target
 from .bound import Bound
 from .call import Call, check_overlap, look_at
 from .driver import driver
 from .kernels import Kernels, device_target
-from .launch import Allocation, Densified, GpuLaunch, Nothing, Prepared, SimulatorLaunch, Unfused, argument_values
+from .launch import Allocation, Densified, GpuLaunch, Nothing, Prepared, SimulatorLaunch, argument_values
+from .library_launch import LibraryLaunch
 from .preview import preview
+from .unfused import Unfused, evaluation
 
 if TYPE_CHECKING:
     from ..matcher.match import Match
@@ -284,17 +284,16 @@ class Runtime:
         found = select(entry, problem, measured=self.measured, tuned=tuned, pending=simulated)
         if not simulated:
             return found
-        able = tuple(c for c in found.accepted if not c.kernel.spec.simulator)
-        unable = tuple(
-            Refusal(c.kernel, f"the simulator cannot execute it: {c.kernel.spec.simulator}")
-            for c in found.accepted
-            if c.kernel.spec.simulator
-        )
-        return Selection(able, found.refused + unable)
+        unable = {c.kernel.key: c.kernel.unsimulated for c in found.accepted}
+        able = tuple(c for c in found.accepted if not unable[c.kernel.key])
+        reasons = tuple(Refusal(c.kernel, why) for c in found.accepted if (why := unable[c.kernel.key]))
+        return Selection(able, found.refused + reasons)
 
     def _gpu(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared | str:
         """The launch, or why the device cannot have it."""
         cuda, device = driver(), call.place.ordinal
+        if candidate.kernel.library is not None and (missing := candidate.kernel.library.missing()):
+            return missing
         stream = call.library.stream()(device)
         if not self.kernels.has(entry, candidate, problem, device) and cuda.capturing(stream):
             raise LaunchError(
@@ -302,6 +301,16 @@ class Runtime:
                 "a kernel that is loaded already", "Call it once with these layouts before the capture",
             )  # fmt: skip
         self._check_launch(candidate, problem)
+        allocation = Allocation(call.library, call.place, problem, candidate.launch.workspace)
+        if candidate.kernel.library is not None:
+            try:
+                prepared = self.kernels.library_call(candidate, problem, device)
+            except LaunchError as e:
+                return str(e)
+            return LibraryLaunch(
+                kernel=candidate.kernel.key, driver=cuda, prepared=prepared, library=call.library, place=call.place,
+                sources=[i for i, n in enumerate(entry.inputs) if n in call.arrays], allocation=allocation,
+            )  # fmt: skip
         loaded = self.kernels.on_gpu(entry, candidate, problem, device)
         wrong = loaded.misfit(cuda, candidate.launch, device)
         if wrong:
@@ -311,7 +320,7 @@ class Runtime:
             kernel=candidate.kernel.key, driver=cuda, function=loaded.function, module=loaded.module,
             launch=candidate.launch, arguments=arguments, values=argument_values(problem, arguments),
             inputs=tuple(entry.inputs), library=call.library, place=call.place,
-            allocation=Allocation(call.library, call.place, problem, candidate.launch.workspace),
+            allocation=allocation,
             several_devices=cuda.device_count() > 1, maps=candidate.maps,
         )  # fmt: skip
 
@@ -336,20 +345,7 @@ class Runtime:
 
     def _unfused(self, entry: FusionEntry, call: Call, problem: Problem, selection: Selection) -> Prepared:
         name, reason = entry.spec.name, selection.reason
-        absent = [n for n in entry.inputs if n not in call.arrays]
-        graph = instantiate(
-            entry.patterns[0], entry.spec, dtypes=problem.dtypes,
-            shapes={n: call.tensors[n].shape for n in call.arrays},
-            ops=self.catalog.ops, choices=problem.choices, attributes=problem.attributes, absent=absent,
-        )  # fmt: skip
-        evaluator, names = Evaluator(graph, ops=self.catalog.ops), tuple(entry.inputs)
-        outputs = problem.output_names
-
-        def evaluate(arrays: Sequence[Any]) -> tuple[Any, ...]:
-            given = {n: a for n, a in zip(names, arrays, strict=False) if a is not None}
-            found = evaluator.run(given)
-            return tuple(found[n] for n in outputs)
-
+        evaluate = evaluation(entry, call, problem, self.catalog.ops)
         self._fallbacks[name] = reason
         if (name, reason) not in self._warned:
             self._warned.add((name, reason))

@@ -14,12 +14,16 @@ from ..compiler.nvrtc import version as nvrtc_version
 from ..errors import LaunchError
 from ..problem import Candidate, Problem
 from ..problem.geometry import Launch
+from ..registry.library_calls import PreparedCall
 from ..render import KernelSource, render, variant
 from ..targets import for_capability, target
 from .driver import SHARED_WITHOUT_ASKING, Driver, driver
 
 if TYPE_CHECKING:
     from ..registry.catalog import FusionEntry
+
+#: Prepared calls of libraries kept, which are one for each problem; the oldest make room.
+_KEPT = 4096
 
 
 @dataclass(eq=False)
@@ -68,6 +72,7 @@ class Kernels:
         self._cache, self._observer = cache, observer
         self._loaded: dict[Any, Loaded] = {}
         self._simulated: dict[Any, tuple[KernelSource, Any]] = {}
+        self._calls: dict[Any, PreparedCall] = {}
 
     def on_gpu(self, entry: FusionEntry, candidate: Candidate, problem: Problem, device: int) -> Loaded:
         """The kernel, loaded on ``device``; :class:`CompileError`, :class:`LaunchError` when it cannot be.
@@ -83,7 +88,19 @@ class Kernels:
             found = self._loaded[key] = Loaded(source, code, module, function)
         return found
 
+    def library_call(self, candidate: Candidate, problem: Problem, device: int) -> PreparedCall:
+        """The prepared call of a library; :class:`LaunchError` where it has none for the problem."""
+        key = (device, candidate.kernel.key, problem)
+        if key not in self._calls:
+            while len(self._calls) >= _KEPT:
+                self._calls.pop(next(iter(self._calls)))
+            self._calls[key] = prepare_call(candidate, problem, device)
+        return self._calls[key]
+
     def has(self, entry: FusionEntry, candidate: Candidate, problem: Problem, device: int) -> bool:
+        """Whether the kernel is loaded, so that a launch of it can be captured."""
+        if candidate.kernel.library is not None:
+            return (device, candidate.kernel.key, problem) in self._calls
         return (device, variant(entry, candidate.kernel, problem, candidate.params)) in self._loaded
 
     def in_simulator(self, entry: FusionEntry, candidate: Candidate, problem: Problem) -> tuple[KernelSource, Any]:
@@ -95,6 +112,17 @@ class Kernels:
             source = render(entry, candidate.kernel, problem, candidate.params)
             self._simulated[key] = source, simulator.compile(source, cache=self._cache())
         return self._simulated[key]
+
+
+def prepare_call(candidate: Candidate, problem: Problem, device: int) -> PreparedCall:
+    """A library's call for ``problem``, made with the device's context current."""
+    call, cuda = candidate.kernel.library, driver()
+    assert call is not None, "the kernel is a call of a library"
+    cuda.push(device)
+    try:
+        return call.prepare(problem, device, candidate.launch.workspace)
+    finally:
+        cuda.pop()
 
 
 def load(code: ObjectCode, device: int) -> tuple[Any, int]:

@@ -1,7 +1,8 @@
 """Prepared launches: everything that a call of one layout needs, made once. Floor 6.
 
 A prepared launch is called with the arrays of a call (or with arrays of the very same layout) and gives the outputs.
-There are four kinds: a GPU kernel, a kernel in the simulator, the unfused operators, and nothing to do.
+There are five kinds: a GPU kernel, a call of a library (``library_launch``), a kernel in the simulator, the unfused
+operators (``unfused``), and nothing to do.
 """
 
 from __future__ import annotations
@@ -104,38 +105,6 @@ class Nothing:
 
     def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:
         return lambda: None
-
-
-class Unfused:
-    """The operators that the fusion stands for, one by one.
-
-    Its outputs are laid out as a kernel's, and have memory of their own: an operator may hand its input back.
-    """
-
-    kernel = ""
-    guard: Callable[[], bool] | None = None
-
-    def __init__(
-        self, evaluate: Callable[[Sequence[Any]], tuple[Any, ...]], allocation: Allocation, reason: str
-    ) -> None:
-        self.evaluate, self.reason, self.calls = evaluate, reason, 0
-        self._outputs, self._finished = allocation.outputs, allocation.finished
-
-    def outputs(self) -> tuple[Any, ...]:
-        return ()  # evaluation makes its own
-
-    def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.calls += 1
-        found = self.evaluate(inputs)
-        if not outputs:
-            return self._finished(found, inputs)
-        for target, value in zip(outputs, found, strict=True):
-            target[...] = value
-        return outputs
-
-    def binder(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Callable[[], Any]:
-        held = outputs or self._outputs()
-        return lambda: self.run(inputs, held)
 
 
 class GpuLaunch:

@@ -12,12 +12,14 @@ from typing import Any
 
 from ..errors import SpecError, UnknownNameError
 from ..expressions import PREDICATES, ExpressionSet
-from ..frozen import FrozenDict
+from ..frozen import EMPTY, FrozenDict
 from ..intervals import Conditions, Interval, evaluate
 from ..registry.entries import FusionEntry, KernelEntry
+from ..registry.library_calls import LibraryCall
 from ..spec import ITERATION, STRUCTURAL, WHOLE, KernelSpec, TensorMap
 from ..targets import SHIPPED, TARGETS, THREADS_BLOCK, Target, accepts
 from .fusion import environments, fusion_scope
+from .library import check_library
 from .names import Problems, Scope, check_names
 from .tensor_maps import check_tensor_maps
 
@@ -39,10 +41,12 @@ def check_kernel(
     root: Path | None,
     distribution: str = "",
     version: str = "",
+    library_calls: Mapping[str, LibraryCall] = EMPTY,
 ) -> tuple[KernelEntry | None, list[SpecError]]:
     """The entry, or None with everything that is wrong. ``root``: the folder of the plugin's package."""
     problems = Problems(plugin, fusion.name, spec.name)
-    template, text = _template(problems, spec, root)
+    template, text = (None, "") if spec.library else _template(problems, spec, root)
+    library = check_library(problems, spec, library_calls) if spec.library else None
     targets = _targets(problems, spec)
     check_names(problems, _kinds(spec, fusion))
     _check_shape(problems, spec, fusion)
@@ -50,14 +54,15 @@ def check_kernel(
     parsed = _Expressions(problems, spec, fusion)
     if problems.found:
         return None, problems.found
-    _check_read(problems, spec, parsed, text)
+    if library is None:
+        _check_read(problems, spec, parsed, text)
     _check_reachable(problems, spec, fusion, targets)
     if problems.found:
         return None, problems.found
-    assert root is not None and template is not None
+    assert root is not None and (template is None) == (library is not None)
     return KernelEntry(
         spec, plugin, distribution, version, root, template, parsed.requires, parsed.valid, parsed.constants,
-        parsed.geometry, parsed.estimate, parsed.tensor_maps,
+        parsed.geometry, parsed.estimate, parsed.tensor_maps, library,
     ), []  # fmt: skip
 
 
@@ -141,7 +146,8 @@ def _kinds(spec: KernelSpec, fusion: FusionEntry) -> dict[str, tuple[str, ...]]:
 
 
 def _check_shape(problems: Problems, spec: KernelSpec, fusion: FusionEntry) -> None:
-    for field, least in (("grid", 1), ("block", 1), ("cluster", 0)):
+    least_extents = 0 if spec.library else 1
+    for field, least in (("grid", least_extents), ("block", least_extents), ("cluster", 0)):
         count = len(getattr(spec, field))
         if not least <= count <= 3:
             problems.add(field, f"{count} expressions", f"{least} to 3")
