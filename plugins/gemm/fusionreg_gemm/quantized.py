@@ -2,13 +2,13 @@
 
 Weights are int8 or e4m3, with one scale for each channel or one for all. A scale stands behind the product
 (``cast_scale``), or the weight is dequantised in front of it (``dequantize``, as ONNX's QDQ form says it); the kernels
-compute both in one way: the product of what is stored, summed in fp32, then the scale, the bias, the activation, and one
-cast. ``scaled`` is the product of two e4m3 tensors, each with a scale of its own, which for x may be one for each row.
+compute both in one way: the product of what is stored, summed in fp32, then the scale, the bias, the activation, and
+one cast. ``scaled`` is the product of two e4m3 tensors, each with a scale, which for x may be one for each row.
 """
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Workload
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec
 
 from .dense import ACTIVATIONS
 from .skinny_kernels import general, skinny

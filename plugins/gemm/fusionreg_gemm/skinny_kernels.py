@@ -1,8 +1,8 @@
 """Kernels for few rows of x, which stream the weight past once: its bytes over the rate of memory is their time.
 
 One template, :file:`skinny.cu.j2`, serves weights of 16 and of 8 bits, and x of 16 and of 8. Blocks divide k among a
-cluster (``SPLIT``) until there are enough of them to keep all of the memory busy: to hide 1 µs at 4.4 TB/s, 4.4 MB must be
-under way, 33 KB on each of 132 multiprocessors.
+cluster (``SPLIT``) until there are enough of them to keep all of the memory busy: to hide 1 µs at 4.4 TB/s, 4.4 MB
+must be under way, 33 KB on each of 132 multiprocessors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from fusionreg.core.spec import KernelSpec
 
-#: Warps of a block along channels and along k, and its stages, by rows of x. One block has 48 to 96 KB under way, and two
+#: Warps of a block along channels and along k, and its stages, by rows of x. A block has 64 KB of w under way, and two
 #: fit on a multiprocessor. More rows want wider blocks: x is read again for each, from L2.
 _SHAPE = {
     "WARPS_N": "2 if BM <= 16 else 4",
@@ -33,8 +33,8 @@ _ALIGNED = (
 )
 
 _BLOCKS = "ceildiv(N, {bn}) * ceildiv(M, BM) * SPLIT"
-#: Seconds: a launch; the weight once for every BM rows, and x once for every BN channels (that from L2), at the rate that
-#: the blocks can draw (each 45 GB/s, all together 4.2 TB/s), or the products, if those take longer; waves of blocks.
+#: Seconds: a launch; the weight once for every BM rows, and x once for every BN channels (that from L2), at the rate
+#: that the blocks can draw (each 45 GB/s, all together 4.2 TB/s), or the products, if those take longer; waves.
 _ESTIMATE = (
     "3e-6 + 2e-7 * log2(SPLIT) + max(N * K * {w} * ceildiv(M, BM) * (1 + 0.5 * {x} * BM / ({w} * {bn}))"
     f" / min(4.2e12, 4.5e10 * {_BLOCKS}), 2 * align(M, BM) * N * K / 3e14)"
@@ -43,9 +43,9 @@ _ESTIMATE = (
 
 
 def skinny(constants: Mapping[str, str], weight: str, x: str = "T") -> KernelSpec:
-    """The kernel for a fusion whose epilogue has these ``constants``; ``weight`` and ``x``: a dtype, or its variable."""
-    sizes = {"w": f"({_bytes(weight)})", "x": f"({_bytes(x)})", "bn": f"({_TILE['BN'].replace('W_BYTES', _bytes(weight))})"}
-    sizes["bn"] = sizes["bn"].replace("WARPS_N", f"({_SHAPE['WARPS_N']})")
+    """The kernel for a fusion whose epilogue has these ``constants``; ``weight``, ``x``: a dtype, or a variable."""
+    bn = _TILE["BN"].replace("W_BYTES", f"({_bytes(weight)})").replace("WARPS_N", f"({_SHAPE['WARPS_N']})")
+    sizes = {"w": f"({_bytes(weight)})", "x": f"({_bytes(x)})", "bn": f"({bn})"}
     wide = ('T in ("float16", "bfloat16")',) if x == weight == "T" else ()
     return KernelSpec(
         name="skinny",
@@ -55,6 +55,7 @@ def skinny(constants: Mapping[str, str], weight: str, x: str = "T") -> KernelSpe
         requires=(*wide, *(a.format(**sizes) for a in _ALIGNED)),
         strides=("x", "w"),
         params={"BM": (16, 8, 32, 64), "SPLIT": (4, 1, 2, 8)},
+        valid=() if weight == "T" else ("BM <= 32 or transB == 1",),  # else a warp has 128 channels: too many sums
         constants={**_kinds(weight, x), "ALIGNED": "1", **_SHAPE, **_TILE, **_NO_SCALES, **constants},
         grid=_BLOCKS.format(bn="BN"),
         block=_THREADS,
@@ -73,7 +74,7 @@ def general(constants: Mapping[str, str], weight: str, x: str = "T") -> KernelSp
         template="skinny.cu.j2",
         summary="mma.sync with the weight as its rows: any shape, alignment and row or column stride",
         strides=("x", "w"),
-        params={"BM": (16, 64)},
+        params={"BM": (16, 32)},
         constants={
             **_kinds(weight, x), "ALIGNED": "0", "SPLIT": "1", "WARPS_N": "2", "WARPS_K": "1", "STAGES": "2", **_TILE,
             **_NO_SCALES, **constants,

@@ -1,0 +1,108 @@
+"""Products with few rows: one template for weights of 16 and 8 bits, in the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fusionreg.core.cache import Cache
+from fusionreg.core.conformance import derive, run, run_one
+from fusionreg.core.conformance.execute import Job, empty_outputs, execute, prepare
+from fusionreg.core.conformance.mutants import changed
+from fusionreg.core.conformance.simulated import SimExecutor
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.proof.report import Status
+from fusionreg.core.registry import catalog as registry
+from fusionreg.core.runtime import Runtime
+from fusionreg.core.runtime.launch import argument_values
+from fusionreg.core.simulator import Checks
+
+CATALOG = registry.load(allow=("gemm",))
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+def made(fusion: str, kernel: str, name: str, axes: dict[str, int], transposed: int, **params: int) -> Job:
+    """The trial of that name on other extents, with these parameters or not at all."""
+    entry, executor = CATALOG[fusion], SimExecutor(Cache())
+    trial = next(t for t in derive(entry, entry.kernel(kernel), executor.target, "all") if t.name == name)
+    attributes = {"transB": transposed} | ({"axis": -1 - transposed} if "axis" in entry.spec.attributes else {})
+    trial = replace(
+        trial, axes=FrozenDict(axes), attributes=FrozenDict(attributes), forms=trial.forms | {"w": transposed},
+        params=FrozenDict(params), exactly=bool(params),
+    )  # fmt: skip
+    found = prepare(entry, entry.kernel(kernel), trial, executor)
+    assert isinstance(found, Job), found
+    return found
+
+
+def test_conforms():
+    report = run(CATALOG, ["gemm.scale_bias"], kernels=["skinny"], device="sim", cases="quick", cache=Cache())
+    assert report.ok, "\n".join(map(str, report.failures))
+    assert report.counts["PASSED"] >= 30
+
+
+@pytest.mark.parametrize("fusion", ["gemm.cast_scale", "gemm.dequantize", "gemm.scaled"])
+@pytest.mark.parametrize("kernel", ["skinny", "plain"])
+def test_products_with_8_bits_conform(fusion, kernel):
+    """Special values and every byte, in all dtypes; GPUs run all cases."""
+    entry, executor = CATALOG[fusion], SimExecutor(Cache())
+    ends = ("-special-x", "-extremes", "-long_sum", "-K0")
+    trials = [t for t in derive(entry, entry.kernel(kernel), executor.target, "quick") if t.name.endswith(ends)]
+    results = [run_one(CATALOG, fusion, kernel, t, executor) for t in trials]
+    assert not [str(r) for r in results if r.status.failed]
+    assert sum(r.status is Status.PASSED for r in results) >= 4
+
+
+@pytest.mark.parametrize(
+    ("fusion", "name", "transposed", "params"),
+    [
+        ("gemm.scale_bias", "bfloat16-base", 1, {"BM": 64, "SPLIT": 2}),
+        ("gemm.scale_bias", "float16-base", 0, {"BM": 32, "SPLIT": 8}),
+        ("gemm.cast_scale", "float16,int8-base", 1, {"BM": 8, "SPLIT": 4}),
+        ("gemm.cast_scale", "bfloat16,int8-base", 0, {"BM": 32, "SPLIT": 1}),
+        ("gemm.dequantize", "bfloat16,float8_e4m3fn-base", 1, {"BM": 16, "SPLIT": 2}),
+        ("gemm.scaled", "float32-base", 0, {"BM": 16, "SPLIT": 2}),
+    ],
+)
+def test_layouts_and_tiles(fusion, name, transposed, params):
+    """More steps than stages, several row and column tiles, and tails of all."""
+    job = made(fusion, "skinny", name, {"M": 70, "K": 1328, "N": 272}, transposed, **params)
+    result = execute(job, SimExecutor(Cache()), CATALOG.ops)
+    assert result.status is Status.PASSED, result
+
+
+@pytest.mark.parametrize("fusion", ["gemm.scale_bias", "gemm.cast_scale"])
+def test_shared_memory_has_no_bank_conflicts(fusion):
+    executor = SimExecutor(Cache())
+    name = "float16-base" if fusion == "gemm.scale_bias" else "float16,float8_e4m3fn-base"
+    job = made(fusion, "skinny", name, {"M": 16, "K": 1024, "N": 128}, 1, BM=16, SPLIT=2)
+    arrays = {**job.arrays, **empty_outputs(job, 0.0)}
+    values = argument_values(job.problem, job.source.arguments)
+    arguments = [arrays[a.name] if a.pointer else values[a.parameter] for a in job.source.arguments]
+    report = executor.compile(job.source).launch(arguments, job.candidate.launch, checks=Checks.full(banks=True))
+    assert report.counters["mma"] == 1024 // 16 * (128 // 16) * 2  # two mma tiles for 16 rows
+    assert not report.bank_conflicts, [str(b) for b in report.bank_conflicts]
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("(row * XC +", "(0 * XC +"),
+        ("step < count; ++step", "step < count - 1; ++step"),
+        ("v[i] += part[i];", "v[i] = part[i];"),  # the last block's sum alone
+        ("= sum[r][j][i];", "= fr::to_float(fr::from_float<T>(sum[r][j][i]));"),  # partial sums rounded to bfloat16
+        ("fr::cp_async_wait<STAGES - 2>();", ""),
+        ("fr::cluster_sync();", "__syncthreads();"),
+        ("8 * c < channels : c < depth", "true : c < depth"),  # channels beyond the weight
+        ("transB ? depth :", "transB ? RUN :"),  # k beyond it
+    ],
+)
+def test_what_the_kernel_must_not_lack(text, other):
+    job = made("gemm.scale_bias", "skinny", "bfloat16-cancel-x", {"M": 19, "K": 2056, "N": 136}, 1, BM=16, SPLIT=2)
+    source = job.source.text
+    assert source.count(text) >= 1
+    broken = replace(job, source=changed(job.source, source.replace(text, other, 1)))
+    assert execute(broken, SimExecutor(Cache()), CATALOG.ops).status.failed
