@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import pytest
+from simulated import Geometry
 
 from fusionreg.core import simulator
 from fusionreg.core.cache import Cache
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What the simulator reads of a launch."""
-
-    grid: tuple[int, int, int] = (1, 1, 1)
-    block: tuple[int, int, int] = (32, 1, 1)
-    cluster: tuple[int, ...] = ()
-    shared_memory: int = 0
-    cooperative: bool = False
-    programmatic: bool = False
 
 
 @pytest.fixture(scope="session")
