@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fusionreg.core.cache import Cache
@@ -10,16 +12,26 @@ from fusionreg.core.conformance.cases import parameters
 from fusionreg.core.conformance.execute import Job, prepare
 from fusionreg.core.conformance.mutants import edit
 from fusionreg.core.conformance.simulated import SimExecutor
+from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.proof.report import Status
 from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime.launch import argument_values
 from fusionreg.core.simulator import Checks
 
-CATALOG = registry.load(allow=("gemm",))
-#: Those of ``skinny.cu.j2``, one template for many kernels, have a module of their own.
+WHOLE = registry.load(allow=("gemm",))
+#: The fusions without what stands around them.
+CATALOG = replace(WHOLE, fusions=FrozenDict({f: replace(e, members=()) for f, e in WHOLE.fusions.items()}))
+#: Of the templates that serve whole products; the others have modules of their own. The epilogue of ``wgmma`` is
+#: the same for all fusions, so it is left to two.
+TEMPLATES = ("plain.cu.j2", "tensor_core.cu.j2", "wgmma.cu.j2")
 KERNELS = [
-    (f, k.name) for f, e in CATALOG.fusions.items() for k in e.kernels if k.spec.template != "skinny.cu.j2"
+    (f, k.name)
+    for f, e in CATALOG.fusions.items()
+    for k in e.kernels
+    if k.spec.template in TEMPLATES and (k.name != "wgmma" or f in ("gemm.scale_bias", "gemm.activation"))
 ]
+#: Each template's slot once, and with several outputs.
+SLOTS = [("gemm.bias.residual", "tensor_core"), ("gemm.bias.residual", "wgmma"), ("gemm.scale.widened", "plain")]
 
 #: The chain of fp16 operators casts here; a fused kernel must not.
 CAST_BEFORE_SCALE = edit("cast_before_scale", "v *= scale;", "v = fr::to_float(fr::from_float<T>(v)) * scale;")
@@ -32,9 +44,10 @@ COLUMN_AS_ROW = edit(
 NO_K_TAIL = edit("k_tail_dropped", "step < steps; ++step", "step < static_cast<int>(K / BK); ++step")
 
 
-@pytest.mark.parametrize(("fusion", "kernel"), KERNELS)
+@pytest.mark.parametrize(("fusion", "kernel"), KERNELS + SLOTS)
 def test_conforms(fusion, kernel):
-    report = run(CATALOG, [fusion], kernels=[kernel], device="sim", cases="quick", cache=Cache())
+    catalog = WHOLE if (fusion, kernel) in SLOTS else CATALOG
+    report = run(catalog, [fusion], kernels=[kernel], device="sim", cases="quick", cache=Cache())
     assert report.ok, "\n".join(map(str, report.failures))
     assert report.counts["PASSED"] >= 30
     for e in report.evaluations:

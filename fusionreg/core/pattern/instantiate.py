@@ -214,6 +214,10 @@ class _Instance:
             source = resolve(where)
             if isinstance(source, Output):
                 wanted.setdefault(source, name)
+        for step in reversed(self.pattern.steps):  # what a step that is left out was to give goes by its name
+            source = resolve(Output(step.index, 0))
+            if step.index in skipped and step.outputs[0] and isinstance(source, Output):
+                wanted.setdefault(source, step.outputs[0])
         for step in live:
             self.step(step, tuple(resolve(o) for o in step.operands), wanted)
         for name, where in self.pattern.outputs.items():

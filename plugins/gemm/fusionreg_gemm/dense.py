@@ -6,7 +6,7 @@ the attribute: a weight in the other layout is an error and never a silently tra
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Region
 
 from .dense_kernels import kernels
 from .workloads import workloads
@@ -25,6 +25,7 @@ def _fusion(
     operands: dict[str, str],
     constants: dict[str, str],
     cases: tuple[Case, ...] = (),
+    regions: tuple[Region, ...] = (),
 ) -> FusionSpec:
     return FusionSpec(
         api=1,
@@ -44,6 +45,7 @@ def _fusion(
         constraints=("shape(w, -1) == (K if transB else N)", "shape(w, -2) == (N if transB else K)"),
         cases=(*cases, *_CASES),
         workloads=workloads(operands),
+        regions=regions,
         kernels=kernels(constants),
         tags=("S7", "inference", "gemm"),
     )
@@ -76,6 +78,27 @@ _BIAS_AFTER_OVERFLOW = Case(
 SCALE = "T[] | T[N]"
 BIAS = "T[] | T[N] | T[M 1]"
 
+#: What the slot of y is proven on: a branch of a transformer, added to its input.
+_RESIDUAL = Region(
+    name="residual",
+    summary="x @ W plus bias, activated, shifted by channel, added to a residual",
+    pattern="...\ns = Add(y, position)\nz = Add(s, residual)",
+    slots=("y",),
+    inputs={"x": "T[... M K]", "w": "T[K N] | T[N K]", "bias": BIAS, "position": "T[N]", "residual": "T[... M N]"},
+    outputs={"z": "T[... M N]"},
+    dtypes={"T": ("float16", "bfloat16")},
+)
+#: Two outputs, one of them wider.
+_WIDENED = Region(
+    name="widened",
+    summary="x @ W, scaled and activated, and the same in float32 with an offset",
+    pattern='...\nv = Cast(y, to="float32")\nz = Add(v, offset)',
+    slots=("y",),
+    inputs={"x": "T[... M K]", "w": "T[K N] | T[N K]", "scale": SCALE, "offset": "float32[... M 1]"},
+    outputs={"y": "T[... M N]", "z": "float32[... M N]"},
+    dtypes={"T": ("bfloat16",)},
+)
+
 FUSIONS = (
     _fusion(
         "scale",
@@ -84,6 +107,7 @@ FUSIONS = (
         {"scale": SCALE},
         _SCALE | _NO_BIAS,
         (_SCALE_AFTER_OVERFLOW,),
+        (_WIDENED,),
     ),
     _fusion(
         "bias",
@@ -92,6 +116,7 @@ FUSIONS = (
         {"bias": BIAS},
         _NO_SCALE | _BIAS,
         (_BIAS_AFTER_OVERFLOW,),
+        (_RESIDUAL,),
     ),
     _fusion(
         "scale_bias",

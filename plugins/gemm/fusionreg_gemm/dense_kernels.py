@@ -6,6 +6,9 @@ from fusionreg.core.spec import KernelSpec, TensorMap
 
 from .skinny_kernels import skinny
 
+#: Of kernels without evidence.
+_UNSEEN = "no GPU has run it yet"
+
 #: Tiles of the problem, and FLOPs of one.
 _TILES, _WORK = "ceildiv(M, BM) * ceildiv(N, BN)", "BM * BN * K * 2"
 
@@ -26,6 +29,8 @@ def _plain(constants: dict[str, str]) -> KernelSpec:
     return KernelSpec(
         name="plain",
         template="plain.cu.j2",
+        regions="y",
+        slots_pending=_UNSEEN,
         summary="fp32 FMA over shared-memory tiles: any shape, alignment and row or column stride",
         strides=("x", "w"),
         params={"BM": (64,), "BN": (64,), "BK": (16,)},
@@ -40,6 +45,8 @@ def _tensor_core(constants: dict[str, str]) -> KernelSpec:
     return KernelSpec(
         name="tensor_core",
         template="tensor_core.cu.j2",
+        regions="y",
+        slots_pending=_UNSEEN,
         summary="mma.sync m16n8k16 fed by cp.async; rows of x and w are whole 16-byte chunks",
         requires=(
             'T in ("float16", "bfloat16")',
@@ -71,6 +78,7 @@ def _wgmma(constants: dict[str, str]) -> KernelSpec:
     return KernelSpec(
         name="wgmma",
         template="wgmma.cu.j2",
+        regions="y",
         summary="wgmma fed by TMA, warp-specialised and persistent; clusters share tiles of w",
         targets="sm_90a",
         requires=(
@@ -98,7 +106,7 @@ def _wgmma(constants: dict[str, str]) -> KernelSpec:
         cluster="CLUSTER",
         min_blocks=1,
         shared_memory="STAGES * (BM + BN) * 128 + 4 * 64 * 128 + STAGES * 16",
-        pending="no GPU has run it yet",
+        pending=_UNSEEN,
         estimate=f"4e-6 + ceildiv({tiles}, multiprocessors // CLUSTER) * (BM * BN * K * 2 / "
         "(4.9e12 if BN == 256 else 4.2e12 if BN == 128 else 2.8e12) + 2e-6)",
     )  # fmt: skip
