@@ -13,6 +13,7 @@ from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph
 from fusionreg.core.lift import lift
+from fusionreg.core.lift.widening import widen
 
 from ..aten import SILENT
 from ..convert import emit_call
@@ -45,12 +46,16 @@ class Lowered:
     opaque: tuple[str, ...]
 
 
-def lower(traced: Traced, operators: Operators, differentiated: bool) -> Lowered:
+def lower(traced: Traced, operators: Operators, differentiated: bool, widening: bool) -> Lowered:
     """Emits every call and lifts the result; calls of ``operators`` as the operators that they stand for.
 
-    ``differentiated``: gradients will be recorded, and end at ``detach``.
+    Args:
+        traced: the program.
+        operators: of the registry.
+        differentiated: gradients will be recorded, and end at ``detach``.
+        widening: casts to float32 inside of a site are moved to its operands: what stood before them is not rounded.
     """
-    return _Lowering(traced, operators, differentiated).run()
+    return _Lowering(traced, operators, differentiated).run(widening)
 
 
 class _Lowering:
@@ -62,7 +67,7 @@ class _Lowering:
         self.seeds: list[V] = []
         self.opaque: dict[str, None] = {}
 
-    def run(self) -> Lowered:
+    def run(self, widening: bool) -> Lowered:
         e = self.e
         for spec in self.program.inputs:
             e.env[spec.name] = self._input(spec.name) if spec.kind == "user" else spec.value
@@ -73,6 +78,8 @@ class _Lowering:
         kept = list(dict.fromkeys(v for v in results if isinstance(v, V)))
         raw = e.build(kept)
         graph = lift(raw, self.ops)
+        if widening:
+            graph = widen(graph, self.ops)
         names = {n: v.name for n, v in e.env.items() if isinstance(v, V) and v.name in graph.values}
         seeds = frozenset(v.name for v in self.seeds)
         return Lowered(graph, names, seeds, tuple(self.opaque))

@@ -79,7 +79,7 @@ class Fuser:
         return read(module, "graph")
 
     def _rewrite(self, traced: Traced, values: Sequence[Any]) -> torch.fx.GraphModule | None:
-        lowered = lower(traced, self.operators, torch.is_grad_enabled())
+        lowered = lower(traced, self.operators, torch.is_grad_enabled(), self.options.policy != "conservative")
         gradients = Gradients(traced, lowered, self.operators, values)
         reach, extents = Reach(traced, lowered), Extents(traced)
 
