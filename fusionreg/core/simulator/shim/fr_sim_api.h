@@ -21,6 +21,9 @@
 //   - __syncwarp orders memory among its lanes; shuffles, votes, ldmatrix and mma do not.
 //   - __threadfence + atomics (or store_release, load_acquire) order memory among blocks; atomics alone do not.
 //   - Two plain stores of one value to one address by unordered threads are a race all the same.
+//   - What ordinary instructions stored in shared memory is nothing that TMA and wgmma know of, before fence_proxy_async() in the thread
+//     that stored or in the one that starts the copy (a barrier apart).
+//   - wgmma_fence() comes before the first wgmma of a thread and again after every wait; registers in flight are not written.
 // And where it knows less: __activemask gives all lanes that have not exited, and so must not be used as the mask of a
 // divergent branch; __device__ variables need an initialiser, and each block of a cluster or cooperative grid has its own.
 //

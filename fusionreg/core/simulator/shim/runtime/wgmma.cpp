@@ -218,7 +218,10 @@ std::shared_ptr<Accumulators> accumulators(Warpgroup& g, const void* pc) {
     if (x->registers[0] == first.d) {
       if (x->settled) fail("wgmma", Site{nullptr, 0, pc}, "only %u of 128 threads have waited for these accumulators since they were last used", x->settled);
       if (x->n != u32(first.n)) fail("wgmma", Site{nullptr, 0, pc}, "accumulators of 64 x %u are in flight, and used as 64 x %d", x->n, first.n);
-      for (u32 t = 0; t < 128; ++t) check_poison(*x, t, pc);
+      for (u32 t = 0; t < 128; ++t) {
+        if (g.args[t]->d != x->registers[t]) fail("wgmma", Site{nullptr, 0, pc}, "thread %u of a warpgroup goes on with other accumulators than thread 0", t);
+        check_poison(*x, t, pc);
+      }
       return x;
     }
   auto x = std::make_shared<Accumulators>();
