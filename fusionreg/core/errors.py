@@ -109,6 +109,10 @@ class LaunchError(FusionregError, RuntimeError):
     """The driver refused a module or a launch, or the geometry passes a limit of the device."""
 
 
+class UnsupportedError(LaunchError):
+    """A library has no call for a problem that its kernel accepts; other kernels may take it."""
+
+
 class SimulatorError(FusionregError, RuntimeError):
     """The simulator caught a fault in a kernel; ``facts``: detector, and where it stands."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-from fusionreg.core.errors import LaunchError
+from fusionreg.core.errors import UnsupportedError
 from fusionreg.core.problem import Problem
 from fusionreg.core.registry.library_calls import LibraryCall, PreparedCall
 
@@ -44,7 +44,7 @@ class AddRelu(LibraryCall):
     def prepare(self, problem: Problem, device: int, workspace: int) -> PreparedCall:
         self.prepared.append((device, workspace))
         if self.none:
-            raise LaunchError("cannot prepare", self.name, "no algorithm")
+            raise UnsupportedError("cannot prepare", self.name, "no algorithm")
         kind = np.dtype(KINDS[problem.dtypes["T"]])
         m, n = problem.axes["M"], problem.axes["N"]
 

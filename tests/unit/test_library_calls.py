@@ -229,6 +229,15 @@ def test_the_simulator_refuses_it(catalog, call):
     assert runtime.kernels_used == {KEYS[1]: 1} and not call.prepared
 
 
+def test_other_faults_of_the_library_are_raised(gpu, catalog, call, cache):
+    def prepare(*arguments):
+        raise LaunchError("cannot start", "the library", "it lost its device")
+
+    call.prepare = prepare
+    with pytest.raises(LaunchError, match="it lost its device"):
+        Runtime(catalog, cache=cache).call(NAME, array(4, 8), array(8))
+
+
 # --- proof -------------------------------------------------------------------------------------------------------
 
 

@@ -104,7 +104,8 @@ def _lead(entry: FusionEntry, kernel: KernelEntry, plain: Sequence[Trial]) -> in
     told = [c for c in entry.constraints if c.names and c.names <= names]
     every = product(*entry.spec.dtypes.values())
     order = [d for d in every if all(c(dict(zip(entry.spec.dtypes, d, strict=True))) for c in told)]
-    start = zlib.crc32(entry.name.encode()) + entry.kernels.index(kernel)
+    alike = [k for k in entry.kernels if (k.library is None) == (kernel.library is None)]
+    start = zlib.crc32(entry.name.encode()) + alike.index(kernel)
     turned = [order[(start + i) % len(order)] for i in range(len(order))]
     return min(range(len(plain)), key=lambda i: turned.index(tuple(plain[i].dtypes.values())), default=0)
 

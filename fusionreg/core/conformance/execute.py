@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..errors import ArgumentError, CompileError, FusionregError, GraphError, MissingDependencyError, RenderError
+from ..errors import (
+    ArgumentError, CompileError, FusionregError, GraphError, MissingDependencyError, RenderError, UnsupportedError,
+)  # fmt: skip
 from ..ops import Vocabulary
 from ..problem import Problem, bind, combinations, select
 from ..problem.selection import Candidate
@@ -159,6 +161,8 @@ def execute(
             return result(Status.INCORRECT_NUMERICAL, f"a repeated call gives another result: {differs}", worst)
         if stress and not job.problem.empty and (differs := executor.stress(code, job, runs[0])):
             return result(Status.INCORRECT_NUMERICAL, differs, worst)
+    except UnsupportedError as e:
+        return result(Status.SKIPPED_UNSUPPORTED, str(e))
     except FusionregError as e:
         late = e.facts.get("detector") == "timeout"
         return result(Status.TIMEOUT if late else Status.RUNTIME_ERROR, str(e))

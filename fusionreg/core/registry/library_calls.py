@@ -53,7 +53,7 @@ class LibraryCall(ABC):
     def prepare(self, problem: Problem, device: int, workspace: int) -> PreparedCall:
         """The call for one problem, with ``workspace`` bytes of scratch memory; the device's context is current.
 
-        :class:`LaunchError` where the library has none, which lets the next kernel run.
+        :class:`UnsupportedError` where the library has none, which lets the next kernel run.
         """
 
     @cached_property

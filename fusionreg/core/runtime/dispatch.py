@@ -9,7 +9,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from ..cache import Cache
-from ..errors import ArgumentError, FusionregError, LaunchError
+from ..errors import ArgumentError, FusionregError, LaunchError, UnsupportedError
 from ..frozen import EMPTY, FrozenDict
 from ..problem import Candidate, Problem, Refusal, Selection, bind, select
 from ..targets import target
@@ -305,7 +305,7 @@ class Runtime:
         if candidate.kernel.library is not None:
             try:
                 prepared = self.kernels.library_call(candidate, problem, device)
-            except LaunchError as e:
+            except UnsupportedError as e:
                 return str(e)
             return LibraryLaunch(
                 kernel=candidate.kernel.key, driver=cuda, prepared=prepared, library=call.library, place=call.place,

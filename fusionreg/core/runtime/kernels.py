@@ -89,7 +89,7 @@ class Kernels:
         return found
 
     def library_call(self, candidate: Candidate, problem: Problem, device: int) -> PreparedCall:
-        """The prepared call of a library; :class:`LaunchError` where it has none for the problem."""
+        """The prepared call of a library; :class:`UnsupportedError` where it has none for the problem."""
         key = (device, candidate.kernel.key, problem)
         if key not in self._calls:
             while len(self._calls) >= _KEPT:

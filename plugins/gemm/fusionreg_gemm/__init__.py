@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusionreg.core.spec import FusionSpec
+from fusionreg.core.registry.library_calls import LibraryCall
+from fusionreg.core.spec import FusionSpec, KernelSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import dense, quantized
+from . import cublaslt, dense, quantized
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
     return (*dense.FUSIONS, *quantized.FUSIONS)
+
+
+@hookimpl
+def register_kernels() -> Sequence[KernelSpec]:
+    return cublaslt.KERNELS
+
+
+@hookimpl
+def register_library_calls() -> Sequence[LibraryCall]:
+    return (cublaslt.CublasLtMatmul(),)

@@ -7,7 +7,7 @@ import pytest
 
 from fusionreg.core.conformance import derive, mutants, run, run_mutants, run_one
 from fusionreg.core.conformance.mutants import LAUNCH_MUTANTS, edit, mutants_of
-from fusionreg.core.errors import CompileError, GraphError, SimulatorError, UnknownNameError
+from fusionreg.core.errors import CompileError, GraphError, SimulatorError, UnknownNameError, UnsupportedError
 from fusionreg.core.ops import default_vocabulary
 from fusionreg.core.proof.report import Status
 
@@ -221,3 +221,12 @@ def test_source_mutants_remove_one_occurrence_each_and_spare_the_library():
     assert made["relu_drops_nan"].endswith("fmaxf(0.0f, v)")
     assert made["tanh_for_erf"] == unit
     assert mutants.missing(unit, mutants._WAIT, "missing_wait") == []
+
+
+def test_what_a_library_has_no_call_for_is_skipped(catalog, fake):
+    def wrong(found, job, poison):
+        raise UnsupportedError("cannot prepare", "a product", "no algorithm")
+
+    report = run(catalog, ["gemm.activation"], kernels=["plain"], executor=fake(wrong=wrong), cases="quick")
+    launched = {e.status for e in report.evaluations if "no algorithm" in e.reason}
+    assert report.ok and launched == {Status.SKIPPED_UNSUPPORTED}
