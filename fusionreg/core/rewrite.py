@@ -78,7 +78,7 @@ class Fusions(Protocol):
 def apply(graph: Graph, matches: Iterable[Match], catalog: Fusions) -> Graph:
     """The graph with every match as one ``fused::`` node.
 
-    Each takes the fusion's inputs in the spec's order (``""`` where absent), has attributes and choices as attributes,
+    Each takes the fusion's inputs in the spec's order (``""`` where absent), has the match's keywords as attributes,
     and the sub-graph it replaced as ``graphs["body"]``: as many inputs as the node has present ones, in that order.
     Values keep their names, so all else stays as it was; constants that only bodies read are dropped here.
 
@@ -131,7 +131,7 @@ def _call(graph: Graph, m: Match, spec: Any, fresh: Any) -> Node:
         FUSED + m.fusion,
         given,
         outs,
-        FrozenDict({**m.attributes, **m.choices}),
+        FrozenDict(m.keywords(spec)),
         source=root.source,
         graphs=FrozenDict({"body": body}),
     )
@@ -229,11 +229,19 @@ def fold_constants(graph: Graph, ops: Vocabulary, limit: int = 16 << 20) -> Grap
     return _pruned(graph.with_(nodes=tuple(kept), values=FrozenDict(values), constants=constants))
 
 
+def _widens_weight(n: Node, values: Mapping[str, Value]) -> bool:
+    """Whether the node makes floats of a matrix stored in 8 bits: a product reads that as it is stored."""
+    if n.op not in ("DequantizeLinear", "Cast"):
+        return False
+    x, y = values[n.inputs[0]], values[n.outputs[0]]
+    return x.dtype in ("int8", "float8_e4m3fn") and len(x.shape or ()) == 2 and dtype(y.dtype).floating
+
+
 def _fold(
     n: Node, values: Mapping[str, Value], known: Mapping[str, Any], ops: Vocabulary, limit: int
 ) -> dict[str, Any] | None:
     """The node's results by name, None where it is to stay."""
-    if n.op not in ops or n.graphs or n.mutates or "seed" in ops[n.op].attributes:
+    if n.op not in ops or n.graphs or n.mutates or "seed" in ops[n.op].attributes or _widens_weight(n, values):
         return None
     names = [o for o in n.outputs if o]
     if n.op in ("Shape", "Size") and n.inputs[0] not in known:

@@ -16,7 +16,6 @@ from fusionreg.core.conformance.simulated import SimExecutor
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.proof.report import Status
 from fusionreg.core.registry import catalog as registry
-from fusionreg.core.runtime import Runtime
 from fusionreg.core.runtime.launch import argument_values
 from fusionreg.core.simulator import Checks
 
@@ -44,8 +43,13 @@ def test_conforms():
     assert report.counts["PASSED"] >= 30
 
 
-@pytest.mark.parametrize("fusion", ["gemm.cast_scale", "gemm.dequantize", "gemm.scaled"])
-@pytest.mark.parametrize("kernel", ["skinny", "plain"])
+@pytest.mark.parametrize(
+    ("fusion", "kernel"),
+    [
+        ("gemm.cast_scale", "skinny"), ("gemm.dequantize", "skinny"), ("gemm.dequantize", "plain"),
+        ("gemm.scaled", "plain"), ("gemm.scaled_bias", "skinny"),
+    ],
+)  # fmt: skip
 def test_products_with_8_bits_conform(fusion, kernel):
     """Special values and every byte, in all dtypes; GPUs run all cases."""
     entry, executor = CATALOG[fusion], SimExecutor(Cache())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import activations, attention, normalizations, products, tidying
+from . import activations, attention, normalizations, products, quantization, tidying
 from .engine import Rule
 
 #: Run before constants are folded: a weight keeps the layout that the model stores it in.
@@ -16,6 +16,7 @@ RULES: tuple[Rule, ...] = (
     *activations.RULES,
     *normalizations.RULES,
     *attention.RULES,
+    *quantization.RULES,
     *products.TRANSPOSES,
     *products.GEMM,
     *tidying.RULES,

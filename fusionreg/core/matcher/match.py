@@ -7,6 +7,8 @@ from typing import Any
 
 from ..frozen import EMPTY, FrozenDict
 from ..ir import Dim, Node, Shape
+from ..spec import FusionSpec
+from ..tensors import TensorType
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Match:
         guards: constraints over symbolic extents; whoever calls must check them with the real ones.
         forms: tensor → index of the form that it took, in the order of its text.
         base: the fusion that this one was derived from, "" for one of the registry's own.
+        around: how many of its nodes stand at slots of that fusion, around the nodes of its pattern.
         captured: whether it takes whatever point-wise operators are there: any part of it would be a match too.
     """
 
@@ -76,7 +79,16 @@ class Match:
     guards: tuple[str, ...] = ()
     forms: FrozenDict[str, int] = EMPTY
     base: str = ""
+    around: int = 0
     captured: bool = False
+
+    def keywords(self, spec: FusionSpec) -> dict[str, Any]:
+        """What a call of the fusion passes by name: attributes, choices, and the dtype variables of its outputs that
+        none of the inputs tells. ``spec``: of the match's fusion."""
+        told = {TensorType.parse(spec.inputs[name]).dtype for name in self.inputs}
+        wanted = {TensorType.parse(text).dtype for text in spec.outputs.values()} - told
+        open_ = {v: d for v, d in self.dtypes.items() if v in wanted and len(spec.dtypes[v]) > 1}
+        return {**self.attributes, **self.choices, **open_}
 
     def __str__(self) -> str:
         axes = " ".join(f"{k}={v}" for k, v in self.axes.items())
@@ -101,6 +113,7 @@ class Match:
             "guards": list(self.guards),
             "forms": dict(self.forms),
             "base": self.base,
+            "around": self.around,
             "captured": self.captured,
         }
 

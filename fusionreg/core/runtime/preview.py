@@ -40,7 +40,7 @@ def preview(entry: FusionEntry, match: Match, target: str) -> Problem:
             for (name, type_), form in zip(present.items(), forms, strict=True)
         }
         try:
-            return bind(entry, tensors, {**match.attributes, **match.choices}, target)
+            return bind(entry, tensors, match.keywords(entry.spec), target)
         except ArgumentError as e:
             failure = failure or e
     raise failure or ArgumentError("cannot place", str(match), "an axis has no extent", "a match that tells every axis")

@@ -68,58 +68,51 @@ _AXIS = AttributeSpec(
     type="int", default=-1, choices=(-1, -2), summary="axis of w that its scale runs along, that of N: -2 with transB"
 )
 
-#: y = act((x @ w) * scale_x * scale_w + bias), as torch._scaled_mm has it and as ONNX's QDQ form has it.
+#: As torch._scaled_mm has it, in float32 until the end; ONNX's QDQ form dequantises both operands in front of it.
 _PRODUCT = 'h = MatMul(Cast(x, to="float32"), Cast(w, to="float32"), transB=transB)\n'
 _SCALES = f"{_PRODUCT}r = Mul(h, scale_x)\ns = Mul(r, scale_w)\n"
-_ACTIVATED = f"y = optional({ACTIVATIONS})"
+_QDQ = "s = MatMul(DequantizeLinear(x, scale_x), DequantizeLinear(w, scale_w))\n"
+_FORMS = {
+    "SCALE_FORM": "-1", "SCALED": "1", "X_SCALE_FORM": "form(scale_x)", "W_SCALE_FORM": "form(scale_w)",
+}  # fmt: skip
 
-_SCALED = FusionSpec(
-    api=1,
-    name="gemm.scaled",
-    summary="e4m3 x @ e4m3 W times a scale of each, per tensor, row and channel, then an optional bias and activation",
-    pattern=(
-        f"{_SCALES}c = Cast(s, to=T)\nb = optional(Add)(c, bias)\n{_ACTIVATED}(b)",
-        f'{_SCALES}b = Add(s, Cast(bias, to="float32"))\nc = Cast(b, to=T)\n{_ACTIVATED}(c)',
-        f"{_SCALES}b = optional(Add)(s, bias)\n{_ACTIVATED}(b)",
-        "s = MatMul(DequantizeLinear(x, scale_x), DequantizeLinear(w, scale_w))\n"
-        f"c = Cast(s, to=T)\nb = optional(Add)(c, bias)\n{_ACTIVATED}(b)",
-        f"s = MatMul(DequantizeLinear(x, scale_x), DequantizeLinear(w, scale_w))\n{_ENDING}",
-    ),
-    inputs={
-        "x": "float8_e4m3fn[... M K]",
-        "w": "float8_e4m3fn[K N] | float8_e4m3fn[N K]",
-        "scale_x": "float32[] | float32[M 1]",
-        "scale_w": "float32[] | float32[N]",
-        "bias": _PER_CHANNEL,
-    },
-    outputs={"y": "T[... M N]"},
-    dtypes={"T": (*_WIDE, "float32")},
-    axes=_AXES,
-    attributes={"transB": _TRANSPOSED},
-    autocast="promote",
-    constraints=_SHAPES,
-    cases=(
-        Case(
-            name="long_sum",
-            axes={"M": 1, "K": 4096, "N": 16},
-            attributes={"activation": "none"},
-            values={"x": "448", "w": "448", "scale_x": "1e-3", "scale_w": "1e-3"},
-            summary="the sum before the scales is no fp16 number",
+
+def _scaled(words: str, summary: str, endings: tuple[str, ...], **bias: str) -> FusionSpec:
+    """``endings``: what comes behind the scales, each spelling; the first is the reference."""
+    constants = _FORMS | {"BIAS_FORM": "form(bias)" if bias else "-1"}
+    return FusionSpec(
+        api=1,
+        name=f"gemm.{words}",
+        summary=summary,
+        pattern=tuple(f"{front}{ending}" for front in (_SCALES, _QDQ) for ending in endings),
+        inputs={
+            "x": "float8_e4m3fn[... M K]",
+            "w": "float8_e4m3fn[K N] | float8_e4m3fn[N K]",
+            "scale_x": "float32[] | float32[M 1]",
+            "scale_w": "float32[] | float32[N]",
+            **bias,
+        },
+        outputs={"y": "T[... M N]"},
+        dtypes={"T": (*_WIDE, "float32"), **({"B": (*_WIDE, "float32")} if bias else {})},
+        axes=_AXES,
+        attributes={"transB": _TRANSPOSED},
+        constraints=_SHAPES,
+        cases=(
+            Case(
+                name="long_sum",
+                axes={"M": 1, "K": 4096, "N": 16},
+                attributes={"activation": "none"},
+                values={"x": "448", "w": "448", "scale_x": "1e-3", "scale_w": "1e-3"},
+                summary="the sum before the scales is no fp16 number",
+            ),
         ),
-    ),
-    kernels=tuple(
-        make(
-            {
-                "SCALE_FORM": "-1", "BIAS_FORM": "form(bias)", "SCALED": "1", "X_SCALE_FORM": "form(scale_x)",
-                "W_SCALE_FORM": "form(scale_w)",
-            },
-            weight="float8_e4m3fn", x="float8_e4m3fn",
-        )
-        for make in (skinny, general)
-    ),
-    workloads=scaled(),
-    tags=("S15", "inference", "gemm", "quantization"),
-)  # fmt: skip
+        kernels=tuple(make(constants, weight="float8_e4m3fn", x="float8_e4m3fn") for make in (skinny, general)),
+        workloads=scaled(words),
+        tags=("S15", "inference", "gemm", "quantization"),
+    )
+
+
+_ACTIVATED = f"y = optional({ACTIVATIONS})"
 
 FUSIONS: tuple[FusionSpec, ...] = (
     _weight_only(
@@ -134,5 +127,20 @@ FUSIONS: tuple[FusionSpec, ...] = (
         attributes={"transB": _TRANSPOSED, "axis": _AXIS},
         constraints=(*_SHAPES, "form(scale) == 0 or axis == -1 - transB"),
     ),
-    _SCALED,
+    _scaled(
+        "scaled",
+        "e4m3 x @ e4m3 W times a scale of each, per tensor, row or channel, then an optional activation",
+        (f"c = Cast(s, to=T)\n{_ACTIVATED}(c)", f"{_ACTIVATED}(s)"),
+    ),
+    _scaled(
+        "scaled_bias",
+        "e4m3 x @ e4m3 W times a scale of each, per tensor, row or channel, plus bias, then an optional activation",
+        (
+            f'b = Add(s, Cast(bias, to="float32"))\nc = Cast(b, to=T)\n{_ACTIVATED}(c)',
+            f"b = Add(s, bias)\nc = Cast(b, to=T)\n{_ACTIVATED}(c)",
+            f"c = Cast(s, to=T)\nb = Add(c, bias)\n{_ACTIVATED}(b)",
+            f"b = Add(s, bias)\n{_ACTIVATED}(b)",
+        ),
+        bias="B[] | B[N]",
+    ),
 )

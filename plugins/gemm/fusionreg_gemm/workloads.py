@@ -56,22 +56,24 @@ def quantized(words: str) -> tuple[Workload, ...]:
     return tuple(found)
 
 
-def scaled() -> tuple[Workload, ...]:
+def scaled(words: str) -> tuple[Workload, ...]:
     """Of products of two e4m3 tensors: large, and decoding."""
-    forms = {"scale_x": "float32[M 1]", "scale_w": "float32[N]"}
     rows = [("8192x8192x8192-fp8", "S15", 8192, 8192, 8192, "product")]
-    for m in (1, 16, 64):
+    for m in (1, 16, 64) if words == "scaled" else ():
         rows += [(f"llama-{name}-{m}-fp8", "S15 more", m, n, k, "") for name, (n, k) in _LLAMA.items()]
+    forms = {"w": "float8_e4m3fn[N K]", "scale_x": "float32[M 1]", "scale_w": "float32[N]"}
+    dtypes = {"T": "bfloat16"}
+    if words == "scaled_bias":
+        forms, dtypes = forms | {"bias": "B[N]"}, dtypes | {"B": "bfloat16"}
     return tuple(
         Workload(
             name=name,
             row=row,
             mode="b" if m > 256 else "g",
             axes={"M": m, "N": n, "K": k},
-            dtypes={"T": "bfloat16"},
+            dtypes=dtypes,
             attributes={"transB": 1, "activation": "none"},
-            absent=("bias",),
-            forms={"w": "float8_e4m3fn[N K]", **forms},
+            forms=forms,
             goal=goal,
         )
         for name, row, m, n, k, goal in rows

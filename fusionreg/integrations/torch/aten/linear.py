@@ -63,6 +63,19 @@ def linear(e: Emitter, input: V, weight: V, bias: V | None = None, **_: Any) -> 
     return y if bias is None else e.op("Add", y, bias)
 
 
+def scaled_mm(
+    e: Emitter, self: V, mat2: V, scale_a: V, scale_b: V, bias: V | None = None, scale_result: V | None = None, **_: Any
+) -> V:
+    """``(self @ mat2) · scale_a · scale_b + bias``, in float32 until the end."""
+    if scale_result is not None:
+        raise e.refuse("scale_result", "a result that is not quantised again")
+    mat2, flip = untransposed(mat2)
+    y = e.op("MatMul", e.cast(self, "float32"), e.cast(mat2, "float32"), transA=0, transB=int(flip))
+    for scale in (scale_a, scale_b):
+        y = e.op("Mul", y, scale if scale.rank in (0, 2) else e.reshape(scale, [1, -1], (1, *scale.shape)))
+    return e.cast(y if bias is None else e.op("Add", y, e.cast(bias, "float32")), e.out.dtype)
+
+
 def add_product(matrices: tuple[str, str]) -> Any:
     """addmm, baddbmm, addmv: ``beta · self + alpha · (a @ b)``."""
 
@@ -135,6 +148,7 @@ TABLE: FrozenDict[str, Any] = FrozenDict(
         ),
         "aten.outer.default": outer,
         "aten.linear.default": linear,
+        "aten._scaled_mm.default": scaled_mm,
         "aten.addmm.default": add_product(("mat1", "mat2")),
         "aten.baddbmm.default": add_product(("batch1", "batch2")),
         "aten.addmv.default": add_product(("mat", "vec")),

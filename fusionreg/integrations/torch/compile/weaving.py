@@ -188,7 +188,7 @@ class _Weaver:
             if match.inputs.get(tensor, "") in self.lowered.seeds:
                 operands[i] = self.out.call_function(self.operators.rng, (like, self.site))
                 self.site += 1
-        keywords = {**match.attributes, **match.choices}
+        keywords = match.keywords(entry.spec)
         node = self.out.call_function(self.operators[match.fusion], tuple(operands), keywords)
         several = len(entry.outputs) > 1
         for i, tensor in enumerate(entry.outputs):
