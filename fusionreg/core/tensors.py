@@ -3,7 +3,8 @@
 - ``T`` is a dtype variable of the fusion or a dtype by name; axes are names or literal extents.
 - ``...`` folds any number of axes into the named one before it (``T[N C S ...]``), or after it where it stands first:
   every tensor with ``...`` has the same folded extents, and a kernel sees that axis multiplied by their product. A
-  tensor that names that axis without ``...`` fits only if that is 1.
+  tensor that names that axis without ``...`` fits only if that is 1. Beside a literal 1 (``T[N C 1 ...]``) it stands
+  for ones in the place of those extents: what is broadcast along the folded axis.
 - ``|`` separates forms, tried in order: ``T[] | T[N] | T[M 1]``.
 - a tensor may carry extra leading extents 1 beyond a form without ``...``: (1, 1, N) binds ``T[N]``, (1,) ``T[]``.
 - a memory space may follow: ``T[N K] pinned_host``.
@@ -43,8 +44,13 @@ class Form:
 
     @property
     def folds(self) -> str:
-        """The axis that ``...`` multiplies into."""
-        return str(self.axes[max(self.before - 1, 0)]) if self.leading else ""
+        """The axis that ``...`` multiplies into, "" for ones."""
+        return str(self.axes[max(self.before - 1, 0)]) if self.leading and not self.ones else ""
+
+    @property
+    def ones(self) -> bool:
+        """Whether ``...`` stands for ones: beside a literal extent."""
+        return self.leading and isinstance(self.axes[max(self.before - 1, 0)], int)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,6 +61,9 @@ class Form:
         extra = len(shape) - len(self.axes)
         if extra < 0 or (not self.leading and any(d != 1 for d in shape[:extra])):
             return None
+        folded = shape[self.before : self.before + extra]
+        if self.ones and any(d != 1 for d in folded):
+            return None
         bound: dict[str, Dim] = {}
         named = (*shape[: self.before], *shape[self.before + extra :])
         for axis, extent in zip(self.axes, named, strict=True):
@@ -63,7 +72,7 @@ class Form:
                     return None
             elif bound.setdefault(axis, extent) != extent:
                 return None
-        return bound, shape[self.before : self.before + extra] if self.leading else None
+        return bound, folded if self.leading else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +140,9 @@ def _form(text: str, fail) -> Form:
         if not _AXIS.fullmatch(word):
             raise fail(f"axis {word!r}", "a name or a positive number, `...` at most once")
     axes = tuple(int(w) if w.isdigit() else w for w in words)
-    if leading and not (axes and isinstance(axes[max(before - 1, 0)], str)):
-        beside = axes[max(before - 1, 0)] if axes else "nothing"
-        raise fail(f"`...` beside {beside}", "a named axis before `...`, or after it where it stands first")
+    beside = axes[max(before - 1, 0)] if axes else "nothing"
+    if leading and not (axes and (beside == 1 or isinstance(beside, str))):
+        raise fail(f"`...` beside {beside}", "a named axis, or 1, before `...`, or after it where it stands first")
     return Form(axes, leading, before)
 
 
@@ -170,7 +179,7 @@ def _number(extent: Dim) -> int:
 
 def folded_axis(types: Mapping[str, TensorType]) -> str:
     """The axis that ``...`` multiplies into, "" for none; :class:`SpecError` when tensors disagree about it."""
-    found = {f.folds: name for name, t in types.items() for f in t.forms if f.leading}
+    found = {f.folds: name for name, t in types.items() for f in t.forms if f.folds}
     if len(found) > 1:
         shown = " and ".join(f"{axis!r} in {name}" for axis, name in found.items())
         raise SpecError("bad tensors", "", f"`...` folds into {shown}", "the same axis wherever `...` stands")
@@ -185,6 +194,7 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
     """
     folds = folded_axis(types)
     names = [n for n in types if n in shapes]
+    names.sort(key=lambda n: any(f.ones for f in types[n].forms))  # ones fit whatever extents the others have
     best: list[tuple[int, bool, str]] = [(-1, False, "")]
 
     def clash(depth: int, reason: str, telling: bool = True) -> None:
@@ -209,10 +219,13 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
             wrong = next((a for a in new if a in axes and axes[a] != new[a]), None)
             if wrong is not None:
                 clash(depth, f"{wrong} = {new[wrong]} where {wrong} = {axes[wrong]} before")
-            elif lead is not None and leading is not None and lead != leading:
+            elif lead is not None and leading is not None and lead != leading and not (
+                form.ones and len(lead) == len(leading)
+            ):
                 clash(depth, f"extents {_show(lead)} of `...` where they are {_show(leading)} before")
             else:
-                yield from search(depth + 1, axes | new, leading if lead is None else lead, forms | {name: form})
+                now = leading if lead is None or (form.ones and leading is not None) else lead
+                yield from search(depth + 1, axes | new, now, forms | {name: form})
 
     for bound in search(0, {}, None, {}):
         return bound
@@ -226,7 +239,8 @@ def bind(types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> Bound:
 def expand(form: Form, axes: Mapping[str, Dim], leading: Shape = ()) -> Shape:
     """The shape of a tensor of this form, unfolded: with the extents of ``...`` where it stands."""
     named = tuple(axes[a] if isinstance(a, str) else a for a in form.axes)
-    return (*named[: form.before], *leading, *named[form.before :]) if form.leading else named
+    folded = (1,) * len(leading) if form.ones else leading
+    return (*named[: form.before], *folded, *named[form.before :]) if form.leading else named
 
 
 def _show(shape: Shape) -> str:

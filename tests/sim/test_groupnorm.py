@@ -84,7 +84,7 @@ def kept(shape, p, seed=11, offset=2):
 
 #: Of the fusion without dropout two kernels here: their templates are those of the fusion with it.
 CONFORMING = [
-    (SWISH, ["cluster", "last_tiles"]), (f"{SWISH}.between", None), (DROPPED, None), ("norm.swish_dropout", None)
+    (SWISH, ["cluster", "last_tiles"]), (f"{SWISH}.between", ["plain"]), (DROPPED, None), ("norm.swish_dropout", None)
 ]  # fmt: skip
 
 

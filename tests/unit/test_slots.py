@@ -9,15 +9,17 @@ import pytest
 
 from fusionreg.core.errors import SpecError
 from fusionreg.core.evaluate.evaluator import evaluate
-from fusionreg.core.ir import Graph
+from fusionreg.core.ir import Graph, Value
 from fusionreg.core.matcher.find import captured, find
 from fusionreg.core.matcher.regions import PROGRAM, Maker
+from fusionreg.core.matcher.slots import _Slot
 from fusionreg.core.pattern.graph import Output
 from fusionreg.core.pattern.instantiate import instantiate
 from fusionreg.core.registry.catalog import Catalog, load
 from fusionreg.core.render.pointwise import supported
 from fusionreg.core.rewrite import extract
 from fusionreg.core.spec import FusionSpec, KernelSpec, Region
+from fusionreg.core.tensors import TensorType, bind
 
 from .test_regions import OPS, Build
 
@@ -185,6 +187,20 @@ def test_other_readers_are_taken_all_the_same(catalog):
     same_values(graph, match, catalog)
 
 
+def test_cheap_operators_over_fewer_elements_come_along(catalog):
+    """``x * (1 + scale)`` with a scale for each row; what costs more than a few instructions is computed once."""
+    g = Build()
+    row, shape = (3, 1), (3, 4)
+    s = g("Softmax", g.input("x", shape), shape=shape)
+    scale, shift = g("Neg", g.input("scale", row), shape=row), g("Exp", g.input("shift", row), shape=row)
+    graph = g.done(g("Add", g("Mul", s, scale, shape=shape), shift, shape=shape))
+    (match,) = grown(graph, catalog)
+    assert sorted(graph.node_by_name[n].op for n in match.nodes) == ["Add", "Mul", "Neg", "Softmax"]
+    assert shift in match.inputs.values()
+    assert sorted(catalog[match.fusion].spec.inputs.values()) == ["T[... M N]", "float32[... M 1]", "float32[... M 1]"]
+    same_values(graph, match, catalog)
+
+
 def test_operands_a_kernel_could_not_index_stay_outside(catalog):
     g = Build()
     shape = (2, 3, 4)
@@ -224,3 +240,24 @@ def test_kernels_without_the_slot_are_left_out(tmp_path):
     row = {"inputs": {"x": "T[... M N]"}, "outputs": {"z": "T[... M N]"}, "dtypes": {"T": ("float16",)}}
     region = Region(name="behind", pattern="...\nz = Neg(y)", slots=("y",), **row)
     assert catalog.derive(replace(base, kernels=(kernel,)), region).kernels == ()
+
+
+SPACE = (2, 6, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((2, 6, 1, 1), "N C 1 ..."), ((6, 1, 1), "C 1 ..."), ((1, 6, 1, 1), "1 C 1 ..."), ((4, 5), "S ..."),
+        ((1, 1, 4, 5), "1 1 S ..."), ((2, 1, 1, 1), "N 1 1 ..."), ((2, 1, 4, 5), "N 1 S ..."), ((1, 1, 1), ""),
+        (SPACE, "N C S ..."), ((5,), None), ((2, 6, 4, 1), None), ((6,), None), ((1, *SPACE), None),
+    ],
+)  # fmt: skip
+def test_operands_by_their_axes(shape, text):
+    """What is broadcast is told by text, and the text binds the shape that it was made for."""
+    form = TensorType.parse("T[N C S ...]").forms[0]
+    found = _Slot("y", Value("y", "T", SPACE), form).text(Value("o", "T", shape))
+    assert found == (None if text is None else f"T[{text}]")
+    if text is not None:
+        types = {"y": TensorType.parse("T[N C S ...]"), "o": TensorType.parse(found)}
+        assert bind(types, {"y": SPACE, "o": shape}).leading == (5,)

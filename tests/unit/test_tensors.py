@@ -40,7 +40,7 @@ def test_parse():
         ("T[-1]", "axis '-1'"),
         ("T[é]", "axis 'é'"),
         ("T[...]", "beside nothing"),
-        ("T[... 1 K]", "beside 1"),
+        ("T[... 2 K]", "beside 2"),
         ("T[M] | S[N]", "different dtypes"),
         ("T[M] | T[M]", "stands twice"),
         ("T[M] shared", "memory space 'shared'"),
@@ -156,3 +156,20 @@ def test_a_channels_last_array_folds_its_pixels():
     found = Tensor("float16", (2, 6, 4, 5), (120, 1, 30, 6)).folded(form)
     assert (found.shape, found.strides, found.foldable) == ((2, 6, 20), (120, 1, 6), True)
     assert not Tensor("float16", (2, 6, 4, 5), (120, 1, 6, 24)).folded(form).foldable
+
+
+def test_dots_beside_one_stand_for_ones():
+    film = parse("T[N C 1 ...]")
+    (form,) = film.forms
+    assert (form.folds, form.ones, str(form)) == ("", True, "N C 1 ...")
+    for first, second in (("x", "s"), ("s", "x")):  # whichever is declared first
+        types = {first: parse("T[N C S ...]" if first == "x" else "T[N C 1 ...]")}
+        types[second] = film if second == "s" else parse("T[N C S ...]")
+        found = bind(types, {"x": (2, 6, 4, 5), "s": (2, 6, 1, 1)})
+        assert found.leading == (5,) and found.folded == {"N": 2, "C": 6, "S": 20}
+        for wrong in ((2, 6, 1), (2, 6, 1, 5), (2, 6, 4, 1)):
+            with pytest.raises(ArgumentError):
+                bind(types, {"x": (2, 6, 4, 5), "s": wrong})
+    assert expand(form, {"N": 2, "C": 6, "S": 4}, (5, 7)) == (2, 6, 1, 1, 1)
+    assert folded_axis({"x": parse("T[N C S ...]"), "s": film}) == "S"
+    assert Tensor("float16", (2, 6, 1, 1), (6, 1, 1, 1)).folded(form).shape == (2, 6, 1)

@@ -20,6 +20,9 @@ from .match import Match
 from .regions import MAX_NODES, MAX_TENSORS, Program, Refuses, iteration_space, named_by_contents
 from .search import View
 
+#: Operators of an instruction or two.
+CHEAP = frozenset({"Add", "Sub", "Mul", "Neg", "Cast", "Identity"})
+
 
 @dataclass(frozen=True)
 class _Slot:
@@ -32,8 +35,8 @@ class _Slot:
     def text(self, value: Value) -> str | None:
         """The tensor text of an operand beside this tensor, None where a kernel could not find its elements.
 
-        A kernel knows an element by its place in the whole tensor and by its coordinates along the named axes: an
-        operand has all axes, or exactly one, or none.
+        A kernel knows an element by its place in the whole tensor and by its coordinates along the named axes: along
+        each of those an operand has its whole extent or is repeated.
         """
         shape, whole = value.shape, self.value.shape
         assert whole is not None
@@ -43,15 +46,26 @@ class _Slot:
             return f"{value.dtype}[{self.form}]"
         if all(d == 1 for d in shape):
             return f"{value.dtype}[]"
-        aligned = (1,) * (len(whole) - len(shape)) + shape
-        wide = [i for i, d in enumerate(aligned) if d != 1]
-        last = len(whole) - 1
-        if wide == [last] and aligned[last] == whole[last] and isinstance(self.form.axes[-1], str):
-            return f"{value.dtype}[{self.form.axes[-1]}]"
-        if aligned[:-1] == whole[:-1] and aligned[last] == 1 and len(self.form.axes) == 2 and self.form.before == 0:
-            lead = "... " if self.form.leading else ""
-            return f"{value.dtype}[{lead}{self.form.axes[0]} 1]"
-        return None
+        missing, folded = len(whole) - len(shape), len(whole) - len(self.form.axes)
+        words: list[str] = []
+        start = 0
+        for i, axis in enumerate(self.form.axes):
+            dotted = self.form.leading and i == max(self.form.before - 1, 0)
+            end = start + 1 + (folded if dotted else 0)
+            mine, full = shape[max(start - missing, 0) : max(end - missing, 0)], whole[start:end]
+            if all(d == 1 for d in mine):
+                word = "1" if len(mine) == len(full) else ""
+            elif mine == full and isinstance(axis, str):
+                word = axis
+            else:
+                return None
+            if word:
+                words.append((f"{word} ..." if self.form.before else f"... {word}") if dotted else word)
+            start = end
+        named = next(i for i, w in enumerate(words) if w.strip(". ") != "1")
+        if not any("..." in w for w in words[named:]):
+            words = words[named:]  # a tensor may have more leading ones than its text
+        return f"{value.dtype}[{' '.join(words)}]"
 
 
 @dataclass(frozen=True)
@@ -155,13 +169,20 @@ def _behind(
 def _alone(
     graph: Graph, ops: Mapping[str, OpSpec], refuses: Refuses, slot: _Slot, node: Node, inside: Collection[str]
 ) -> bool:
-    """Whether a node works over the slot's elements, on operands that fit, for nodes inside alone."""
-    if iteration_space(graph, ops, refuses, node) != slot.value.shape:
+    """Whether a node works over the slot's elements, or cheaply over fewer, on operands that fit, for nodes inside
+    alone."""
+    space = iteration_space(graph, ops, refuses, node)
+    if space is None or (space != slot.value.shape and not _repeated(graph, slot, node)):
         return False
     outputs = [o for o in node.outputs if o]
     if any(o in graph.output_names or any(r.name not in inside for r in graph.consumers.get(o, ())) for o in outputs):
         return False
     return all(slot.text(graph.values[i]) is not None for i in node.inputs if i)
+
+
+def _repeated(graph: Graph, slot: _Slot, node: Node) -> bool:
+    """Whether a node's results are such that computing one again for each element costs less than keeping it."""
+    return node.op in CHEAP and all(slot.text(graph.values[o]) is not None for o in node.outputs if o)
 
 
 def _depends(graph: Graph, values: Sequence[str], nodes: Collection[str], first: int) -> bool:
@@ -224,7 +245,7 @@ def _write(
     forms = {n: match.forms.get(n, 0) for n in (*types, *results)}
     grown = replace(
         match, nodes=tuple(union), root=union[-1], inputs=FrozenDict(inputs), outputs=FrozenDict(outputs), spelling=0,
-        forms=FrozenDict(forms),
+        forms=FrozenDict(forms), around=len(nodes),
     )  # fmt: skip
     return region, grown
 

@@ -179,7 +179,7 @@ def _choose(
 ) -> Plan:
     place, cost = graph.position, costs.model
     ordered = sorted(
-        matches, key=lambda m: (place[m.root], -len(m.nodes), m.fusion, m.plugin, m.spelling, m.nodes)
+        matches, key=lambda m: (place[m.root], -len(m.nodes), m.around, m.fusion, m.plugin, m.spelling, m.nodes)
     )
     saved = [costs.saved(m) for m in ordered]
     broken: dict[int, str] = {}

@@ -47,6 +47,7 @@ class _Match(Record):
     guards: tuple[str, ...]
     forms: dict[str, int]
     base: str
+    around: int = 0
     captured: bool
 
     def match(self) -> Match:

@@ -68,6 +68,7 @@ def bind(
         forms=FrozenDict(forms), shapes=FrozenDict(shapes), inputs=len(entry.inputs), target=target,
         multiprocessors=targets.target(target).multiprocessors if multiprocessors is None else multiprocessors,
         strides=FrozenDict(strides), slots=FrozenDict({n: (*s.inputs, *s.outputs) for n, s in entry.slots.items()}),
+        whole=FrozenDict({n: entry.in_place(n) for n in entry.slots}), loose=entry.loose,
     )  # fmt: skip
     _check_constraints(entry, problem)
     return problem

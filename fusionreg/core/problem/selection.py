@@ -134,13 +134,21 @@ def _objection(kernel: KernelEntry, problem: Problem, pending: bool) -> str:
         return f"pending: {spec.pending}"
     if not any(accepts(declared, device) for declared in spec.targets):
         return f"it is for {', '.join(spec.targets)}, not {problem.target}"
+    strided = {n: problem.in_place(n) for n in spec.strides if n != WHOLE}
+    free = {*problem.loose, *(n for together in strided.values() for n in together)}
     for name, tensor in problem.tensors.items():
         if tensor is None:
             continue
         if not tensor.foldable:
             return f"the leading axes of {name} have no common stride"
-        if name not in spec.strides and WHOLE not in spec.strides and not tensor.is_contiguous:
+        if name not in free and WHOLE not in spec.strides and not tensor.is_contiguous:
             return f"{name} is not contiguous (strides {tensor.strides})"
+    for name in sorted(problem.slots.keys() & strided.keys()):
+        together = strided[name]
+        if not together:
+            return f"what stands in the place of {name} lacks some of its axes"
+        if len({tuple(s for s, d in zip(t.strides, t.shape, strict=True) if d != 1) for t in together.values()}) > 1:
+            return f"{' and '.join(together)} lie in memory in different orders"
     try:
         env = names(kernel, problem)
     except MisfitError as e:

@@ -140,6 +140,8 @@ class Problem:
         target: architecture by name.
         multiprocessors: of the device that it is for, or of the target's usual part.
         slots: tensor of the pattern inside → the tensors that stand in its place: what is said of it holds of them all.
+        whole: the same → those of them that have all of its axes: where it may be strided, they lie alike.
+        loose: operands at slots that have several of the axes there, but not all: they may be strided as they like.
     """
 
     fusion: str
@@ -156,6 +158,13 @@ class Problem:
     multiprocessors: int
     strides: FrozenDict[str, tuple[int, ...]] = EMPTY
     slots: FrozenDict[str, tuple[str, ...]] = EMPTY
+    whole: FrozenDict[str, tuple[str, ...]] = EMPTY
+    loose: tuple[str, ...] = ()
+
+    def in_place(self, name: str) -> dict[str, Tensor]:
+        """The present tensors that stand in a tensor's place with all of its axes; itself where no operators do."""
+        found = {n: self.tensors.get(n) for n in self.whole.get(name, (name,))}
+        return {n: t for n, t in found.items() if t is not None}
 
     def env(self) -> Mapping[str, Any]:
         """What expressions read: axes, attributes, choices, dtype variables, `multiprocessors` and the predicates."""
@@ -169,11 +178,12 @@ class Problem:
     def _predicates(self) -> dict[str, Callable[..., Any]]:
         tensors, forms, features = self.tensors, self.forms, target(self.target).features
 
-        def every(name: str) -> Iterator[Tensor]:
-            return (t for n in self.slots.get(name, (name,)) if (t := tensors[n]) is not None)
+        def every(name: str, loose: bool = True) -> Iterator[Tensor]:
+            names = (n for n in self.slots.get(name, (name,)) if loose or n not in self.loose)
+            return (t for n in names if (t := tensors[n]) is not None)
 
         def axis(name: str, i: int, what: str) -> int:
-            tensor = tensors[name]
+            tensor = next(iter(self.in_place(name).values()), None)
             if tensor is None or not -len(tensor.shape) <= i < len(tensor.shape):
                 found = "it is absent" if tensor is None else f"it has {len(tensor.shape)} axes"
                 raise ExpressionError(
@@ -187,7 +197,7 @@ class Problem:
 
         return {
             # of an absent tensor every statement about its layout holds, so `requires` need not ask twice
-            "contiguous": lambda name: all(t.is_contiguous for t in every(name)),
+            "contiguous": lambda name: all(t.is_contiguous for t in every(name, loose=False)),
             "aligned": lambda name, n: all(t.alignment % n == 0 for t in every(name)),
             "rank": lambda name: -1 if (t := tensors[name]) is None else len(t.shape),
             "form": lambda name: forms.get(name, -1),

@@ -197,6 +197,20 @@ class FusionEntry:
         """Inputs, then outputs."""
         return self.inputs | self.outputs
 
+    def in_place(self, name: str) -> tuple[str, ...]:
+        """The tensors that stand at a slot and have all of its axes; the tensor of that name where it is none."""
+        if name not in self.slots:
+            return (name,)
+        found, tensors = self.slots[name], self.tensors
+        axes = found.type.forms[0].names
+        return tuple(n for n in (*found.inputs, *found.outputs) if all(f.names == axes for f in tensors[n].forms))
+
+    @property
+    def loose(self) -> tuple[str, ...]:
+        """Operands at slots that have several of the axes there, but not all: they may be strided as they like."""
+        at = ((n, len(s.type.forms[0].names)) for s in self.slots.values() for n in s.inputs)
+        return tuple(dict.fromkeys(n for n, axes in at if 1 < len(self.inputs[n].forms[0].names) < axes))
+
     @property
     def axes(self) -> tuple[str, ...]:
         """Axis names in order of first appearance."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..errors import SpecError
 from ..frozen import FrozenDict
 from ..pattern.graph import Input, Output, PatternGraph
-from ..spec import BETWEEN, FusionSpec, OpSpec, Region, Tolerance
+from ..spec import BETWEEN, FusionSpec, KernelSpec, OpSpec, Region, Tolerance
 from ..tensors import TensorType
 from ..validate.fusion import check_fusion
 from .entries import FusionEntry, Slot
@@ -45,11 +45,26 @@ def derive(base: FusionEntry, region: Region, ops: Mapping[str, OpSpec]) -> Fusi
     if entry is None:
         raise errors[0]
     kernels = tuple(
-        replace(k, spec=k.spec.model_copy(update={"fusion": spec.name, "pending": k.spec.pending or region.pending}))
+        replace(k, spec=k.spec.model_copy(update={"fusion": spec.name, "pending": _pending(k.spec, region)}))
         for k in base.kernels
         if set(region.slots) <= set(k.spec.regions)
     )
-    return replace(entry, kernels=kernels, base=base.name, slots=_slots(base, entry, region))
+    made = replace(entry, kernels=kernels, base=base.name, slots=_slots(base, entry, region))
+    return replace(made, spec=made.spec.model_copy(update={"layouts": FrozenDict(_layouts(base, made))}))
+
+
+def _pending(kernel: KernelSpec, region: Region) -> str:
+    return kernel.pending or (kernel.slots_pending if region.slots else "") or region.pending
+
+
+def _layouts(base: FusionEntry, made: FusionEntry) -> dict[str, str]:
+    """Those of the base, for what stands in the place of its tensors."""
+    found: dict[str, str] = {}
+    for output, like in base.spec.layouts.items():
+        outputs = [n for n in made.in_place(output) if n in made.outputs]
+        source = next((n for n in made.in_place(like) if n in made.inputs), "")
+        found |= {n: source for n in outputs if source and made.inputs[source].forms == made.outputs[n].forms}
+    return found
 
 
 def _tolerances(base: FusionEntry, region: Region) -> tuple[Tolerance, ...]:

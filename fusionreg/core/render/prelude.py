@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..dtypes import dtype
 from ..errors import RenderError
 from ..problem import Problem
+from ..tensors import Form
 from .values import Code, TypeName, c_text, float_literal, guarded, identifier
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Argument:
         ctype: the C++ type it is passed as: a pointer, ``long long``, ``int``, ``float``, ``double``, or a tensor map.
         dtype: dtype name of what a pointer points to, "" otherwise.
         index: the axis of a stride; of a step, extent, multiplier or shift, the axis of the iteration.
+        slot: of a stride, the slot at which the tensor stands for all that lie alike there.
     """
 
     kind: Kind
@@ -38,6 +40,7 @@ class Argument:
     ctype: str
     dtype: str = ""
     index: int = 0
+    slot: str = ""
 
     @property
     def pointer(self) -> bool:
@@ -47,7 +50,7 @@ class Argument:
     def parameter(self) -> str:
         """Its C++ name."""
         if self.kind in ("stride", "step"):
-            return f"{self.name}_stride_{self.index}"
+            return f"{self.slot or self.name}_stride_{self.index}"
         if self.kind == "iteration":
             return f"fr_{self.name}" if self.name == "elements" else f"fr_{self.name}_{self.index}"
         return self.name
@@ -59,8 +62,13 @@ def arguments(entry: FusionEntry, kernel: KernelEntry, problem: Problem, workspa
     present = {name: t for name, t in problem.tensors.items() if t is not None}
     found = list(pointers(problem, False))
     for name in spec.strides:
+        for stands, t in list(problem.in_place(name).items())[:1]:
+            slot = name if stands != name else ""
+            found += [Argument("stride", stands, "long long", index=i, slot=slot) for i in range(len(t.shape))]
+    for name in problem.loose:
         if name in present:
-            found += [Argument("stride", name, "long long", index=i) for i in range(len(present[name].shape))]
+            form = entry.inputs[name].forms[problem.forms[name]]
+            found += [Argument("stride", name, "long long", index=i) for i in strided_axes(form)]
     found += [Argument("axis", a, "long long") for a in axes(entry, problem) if a not in spec.specialize]
     real = "double" if wide(problem) else "float"
     ctypes = {"int": "long long", "float": real, "bool": "int"}
@@ -88,6 +96,11 @@ def pointers(problem: Problem, workspace: bool) -> tuple[Argument, ...]:
             ctype = f"const {cuda}* __restrict__" if reads else f"{cuda}* __restrict__"
             found.append(Argument("input" if reads else "output", name, ctype, t.dtype))
     return (*found, *([Argument("workspace", "workspace", "unsigned char*")] if workspace else []))
+
+
+def strided_axes(form: Form) -> list[int]:
+    """The axes of a loose operand along which it is not repeated."""
+    return [i for i, axis in enumerate(form.axes) if isinstance(axis, str)]
 
 
 def axes(entry: FusionEntry, problem: Problem) -> tuple[str, ...]:

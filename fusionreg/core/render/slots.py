@@ -10,9 +10,12 @@ For each tensor in ``KernelSpec.regions`` there is one C++ type, whatever stands
       template <int V> void write(at, m, n, const float (&v)[V]) const;
     };
 
-``at`` is the first element's place in the whole (contiguous) tensor, and the rest its coordinates along the tensor's
-axes. With nothing at the slot that is a load, or a store; with operators there, their operands are loaded, the
-generated function is applied element by element, and what it gives is stored.
+``at`` is the first element's place in memory, in every operand that has all of the tensor's axes (they are contiguous,
+or, where the kernel takes a strided tensor, lie alike), and the rest its coordinates along those axes; operands with
+several axes, but not all, have strides of their own. The elements follow one another along the last axis, or along the
+one that the template asks for: ``slots_along("C")``. With nothing at the slot ``fetch`` is a load, ``write`` a store;
+with operators there, their operands are loaded, the generated function is applied element by element, and what it gives
+is stored.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from ..rewrite import extract
 from ..tensors import TensorType
 from .ctypes import compute_type
 from .pointwise import device_function, pattern_graph
+from .prelude import strided_axes
 from .values import Code, identifier
 
 if TYPE_CHECKING:
@@ -41,15 +45,22 @@ LIBRARY = "slots.cuh"
 
 @dataclass(frozen=True)
 class Slots:
-    """The variables ``slots`` and ``slot`` of a template.
+    """The variables ``slots``, ``slots_along`` and ``slot`` of a template.
 
     Attributes:
-        code: definitions of all slots, for namespace scope.
+        functions: the operators at slots as C++ functions, for namespace scope.
+        writers: what writes the type of each slot.
         made: slot → the C++ expression that makes it from the kernel's parameters.
     """
 
-    code: Code
+    functions: FrozenDict[str, str]
+    writers: FrozenDict[str, _Writer]
     made: FrozenDict[str, Code]
+
+    def code(self, along: str = "") -> Code:
+        """Definitions of all slots; ``along``: the axis that the elements of a vector follow one another along."""
+        parts = [(self.functions[name], writer.text(str(along))) for name, writer in self.writers.items()]
+        return Code("\n".join(text for part in parts for text in part if text))
 
     def make(self, name: str) -> Code:
         """``slot("x")`` in a template."""
@@ -61,8 +72,8 @@ class Slots:
 
 def slots(entry: FusionEntry, kernel: KernelEntry, problem: Problem) -> Slots:
     """What a kernel's template sees of its slots; :class:`RenderError` where operators at one have no CUDA form."""
-    definitions: list[str] = []
-    made: dict[str, Code] = {}
+    functions: dict[str, str] = {}
+    writers: dict[str, _Writer] = {}
     graph: Graph | None = None
     for name in kernel.spec.regions:
         identifier(name, kernel.key)
@@ -76,10 +87,9 @@ def slots(entry: FusionEntry, kernel: KernelEntry, problem: Problem) -> Slots:
                 expected = "point-wise operators that have a CUDA form"
                 raise RenderError("cannot render", kernel.key, str(e), expected) from None
         kind = entry.tensors[name] if filled is None else filled.type
-        writer = _Writer(name, kind, entry, problem, filled)
-        definitions += filter(None, (function, writer.output() if writer.writes else writer.input()))
-        made[name] = Code(f"Slot_{name}{{{', '.join(writer.tensors)}}}")
-    return Slots(Code("\n".join(definitions)), FrozenDict(made))
+        functions[name], writers[name] = function, _Writer(name, kind, entry, problem, filled)
+    made = {name: Code(f"Slot_{name}{{{', '.join(w.members)}}}") for name, w in writers.items()}
+    return Slots(FrozenDict(functions), FrozenDict(writers), FrozenDict(made))
 
 
 def _function(entry: FusionEntry, graph: Graph, slot: Slot) -> str:
@@ -125,6 +135,7 @@ class _Writer:
         self, name: str, kind: TensorType, entry: FusionEntry, problem: Problem, filled: Slot | None
     ) -> None:
         self.name, self.axes, self.problem, self.filled = name, kind.forms[0].names, problem, filled
+        self.along = self.axes[-1:]
         self.writes = name in entry.outputs if filled is None else not filled.before
         self.forms = {n: t.forms[problem.forms[n]] for n, t in entry.tensors.items() if n in problem.forms}
         if filled is None:
@@ -135,28 +146,52 @@ class _Writer:
         self.compute = compute_type(problem.dtypes.get(kind.dtype, kind.dtype))
 
     @property
-    def tensors(self) -> list[str]:
-        return [*self.reads, *self.stores]
+    def members(self) -> list[str]:
+        """What it is made from: tensors, and the strides of loose operands."""
+        return [*self.reads, *self.stores, *(s for t in self.reads for s in self._strides(t).values())]
+
+    def text(self, along: str) -> str:
+        if along and along not in self.axes:
+            expected = f"one of {', '.join(self.axes)}"
+            raise RenderError("cannot render", f"slot {self.name!r}", f"it has no axis {along!r}", expected)
+        self.along = (along,) if along else self.axes[-1:]
+        return self.output() if self.writes else self.input()
+
+    def _whole(self, tensor: str) -> bool:
+        return len(self.forms[tensor].names) == len(self.axes)
 
     def _ctype(self, tensor: str) -> str:
         found = self.problem.tensors[tensor]
         assert found is not None, tensor
         return str(dtype(found.dtype).cuda)
 
-    def _place(self, tensor: str) -> tuple[str, bool]:
-        """Its offset as C++, and whether the elements of a vector are consecutive there."""
-        named = self.forms[tensor].names
-        if len(named) == len(self.axes):
-            return "at", True
-        if not named:
-            return "0", False
-        (axis,) = named
-        return axis, axis == self.axes[-1]
+    def _place(self, tensor: str) -> str:
+        """Its offset as C++."""
+        if self._whole(tensor):
+            return "at"
+        named, strides = self.forms[tensor].names, self._strides(tensor)
+        return " + ".join(f"{axis} * {strides[axis]}" if strides else axis for axis in named) or "0"
+
+    def _step(self, tensor: str) -> str:
+        """How far apart the elements of a vector are there: 1, "0" where they are one, or a stride."""
+        if self._whole(tensor):
+            return "1"
+        if not self.along or self.along[0] not in self.forms[tensor].names:
+            return "0"
+        return self._strides(tensor).get(self.along[0], "1")
+
+    def _strides(self, tensor: str) -> dict[str, str]:
+        """Axis → C++ name of a loose operand's stride along it; empty for others."""
+        if tensor not in self.problem.loose:
+            return {}
+        form = self.forms[tensor]
+        return {str(form.axes[i]): f"{tensor}_stride_{i}" for i in strided_axes(form)}
 
     def _head(self) -> list[str]:
         lines = [f"struct Slot_{self.name} {{"]
         lines += [f"  const {self._ctype(t)}* __restrict__ {t};" for t in self.reads]
         lines += [f"  {self._ctype(t)}* __restrict__ {t};" for t in self.stores]
+        lines += [f"  fr::i64 {stride};" for t in self.reads for stride in self._strides(t).values()]
         return lines
 
     def _parameters(self) -> str:
@@ -164,20 +199,26 @@ class _Writer:
 
     def _loaded(self) -> list[str]:
         """A structure of what is loaded for V elements, and the function that loads it."""
-        fields, loads = [], []
+        fields, loads, apart = [], [], []
         for t in self.reads:
-            place, run = self._place(t)
-            fields.append(f"fr::Pack<{self._ctype(t)}, V> {t};" if run else f"{self._ctype(t)} {t};")
-            loads.append(f"fr::load_pack<V>({t} + {place})" if run else f"{t}[{place}]")
+            place, step = self._place(t), self._step(t)
+            fields.append(f"{self._ctype(t)} {t};" if step == "0" else f"fr::Pack<{self._ctype(t)}, V> {t};")
+            at_once = f"{t}[{place}]" if step == "0" else f"fr::load_pack<V>({t} + {place})"
+            loads.append(at_once if step in ("0", "1") else "{}")
+            if step not in ("0", "1"):
+                apart.append(f"    for (int j = 0; j < V; ++j) loaded.{t}[j] = {t}[{place} + j * {step}];")
+        made = f"{{{', '.join(loads)}}}"
+        unrolled = [line for loop in apart for line in ("#pragma unroll", loop)]
+        whole = [f"    Loaded<V> loaded = {made};", *unrolled, "    return loaded;"]
         return [
             f"  template <int V> struct Loaded {{ {' '.join(fields)} }};",
             f"  template <int V> __device__ __forceinline__ Loaded<V> fetch({self._parameters()}) const {{",
-            f"    return {{{', '.join(loads)}}};",
+            *(whole if apart else [f"    return {made};"]),
             "  }",
         ]
 
     def _value(self, tensor: str) -> str:
-        held = f"loaded.{tensor}[j]" if self._place(tensor)[1] else f"loaded.{tensor}"
+        held = f"loaded.{tensor}" if self._step(tensor) == "0" else f"loaded.{tensor}[j]"
         return held if self._compute(tensor) == self._ctype(tensor) else f"fr::to_float({held})"
 
     def input(self) -> str:

@@ -110,7 +110,7 @@ def render(
         region["region"] = regions.region(entry, problem, whom)
     elif spec.regions:
         found_slots = slots.slots(entry, kernel, problem)
-        region |= {"slots": found_slots.code, "slot": found_slots.make}
+        region |= {"slots": found_slots.code(), "slots_along": found_slots.code, "slot": found_slots.make}
     name = _symbol(entry, kernel, variant(entry, kernel, problem, params))
     jinja = jinja_environment(kernel.root, shared_library())
     text = _unit(
@@ -184,15 +184,18 @@ def _unit(
         included.add(path)
         return Code(jinja.expand(template, scope, hints, whom))
 
-    none = slots.Slots(Code(""), FrozenDict())
-    blank = {"slots": none.code, "slot": none.make}  # of a template that other kernels with slots use too
+    none = slots.Slots(FrozenDict(), FrozenDict(), FrozenDict())  # of a template that kernels with slots use too
+    blank = {"slots": none.code(), "slots_along": none.code, "slot": none.make}
     scope: dict[str, Any] = {**blank, **values, **region}
     scope |= {"entry": Code(name), "signature": signature, "include": include}
+    scope["given"] = lambda constant, otherwise: values.get(str(constant), otherwise)
     head = [f"// {entry.spec.name} {entry.spec.version}, kernel {spec.name}, for {problem.target}"]
     head += [f"#include <{h}>" for h in prelude.headers(problem)]
     library = include(LIBRARY)
     if "slots" in region:
-        scope["slots"] = Code(include(slots.LIBRARY) + scope["slots"])
+        slots_library = include(slots.LIBRARY)
+        scope["slots"] = Code(slots_library + scope["slots"])
+        scope["slots_along"] = lambda axis: Code(slots_library + region["slots_along"](axis))
     middle = prelude.definitions(entry, problem, values, whom)
     body = jinja.expand(spec.template, scope, hints, whom)
     label = f"prelude of {entry.spec.name}/{spec.name}"

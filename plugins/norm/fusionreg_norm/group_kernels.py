@@ -32,9 +32,9 @@ WIDTH = "(C // groups * SLICE)"
 ROWS = f"max(1, THREADS // max(1, {WIDTH} // VEC))"
 
 
-def kernels(dropout: bool) -> tuple[KernelSpec, ...]:
-    """Those of GroupNorm with Swish, and with dropout or without."""
-    flags = {"DROPOUT": "1" if dropout else "0"}
+def kernels(dropout: bool, swish: bool = True) -> tuple[KernelSpec, ...]:
+    """Those of GroupNorm with Swish or without, and with dropout or without."""
+    flags = {"DROPOUT": "1" if dropout else "0", **({} if swish else {"SWISH": "0"})}
     return (
         _plain(
             "plain", "a group of any size to a block, read three times", flags, {"VEC": (8, 4, 1)}, regions=("x", "y"),
@@ -46,26 +46,26 @@ def kernels(dropout: bool) -> tuple[KernelSpec, ...]:
         ),
         _chip(
             "cluster", "SPREAD", "a group in the shared memory of a cluster of blocks, read once", flags,
-            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
+            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"),
         ),
         _stream(flags),
         _tiles(
             "last_tiles", "SPREAD", "channels last: some groups in the registers of a cluster, read once", flags,
-            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
+            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"),
         ),
         _tiles(
             "last_grid", f"max(1, min(multiprocessors // (N * (groups // SLICE)), ceildiv(S // 8, {ROWS})))",
             "channels last: all groups in the registers of all blocks, read once", flags, {}, grid=True,
-            cooperative=True,
+            cooperative=True, regions=("x", "y"),
         ),
         _last(
             "last_cluster", "SPREAD", "channels last: some groups in the shared memory of a cluster, read once", flags,
-            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD",
+            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"),
         ),
         _last(
             "last_stream", TEAM.format("multiprocessors", f"{BYTES} * SLICE"),
             "channels last: teams of blocks, each with some groups in its shared memory, read once", flags, TEAM_COUNTS,
-            grid=True, cooperative=True, min_blocks=1, workspace="N * groups * {} * 8",
+            grid=True, cooperative=True, min_blocks=1, workspace="N * groups * {} * 8", regions=("y",),
         ),
     )  # fmt: skip
 
@@ -99,6 +99,7 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
     return KernelSpec(
         name="stream",
         template="group_forward_stream.cu.j2",
+        regions=("y",),
         summary="teams of blocks, each with a group in its shared memory, read once, as the one before leaves",
         targets=LARGE,
         requires=(WHOLE, FEW, "C // groups * S < 2147483648"),

@@ -13,6 +13,7 @@ from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, Kerne
 from .group_kernels import FEW as FEW
 from .group_kernels import kernels
 from .groups_workloads import workloads
+from .pending import REASON
 from .rows import DROPOUT, EPSILON, RNG
 
 MAP = "T[N C S ...]"
@@ -78,7 +79,47 @@ _BETWEEN = Region(
 )
 
 
-def _fusion(words: str, summary: str, pattern: str, dropout: bool) -> FusionSpec:
+#: One number for each channel of a sample, as a network makes them of a time step or of a class.
+SAMPLE = "T[N C 1 ...]"
+
+_SLOT_CASE = Case(name="slices", axes={"N": 2, "C": 32, "S": 40}, attributes={"groups": 4}, summary="slices of groups")
+_EMBEDDED = Region(
+    name="embedded",
+    summary="the embedding of a time step, added to every pixel in front",
+    pattern="x = Add(a, embedding)\n...",
+    pending=REASON,
+    slots=("x",),
+    inputs={"a": MAP, **AFFINE, "embedding": SAMPLE},
+    outputs={"y": MAP},
+    dtypes={"T": ("bfloat16", "float16")},
+    cases=(_SLOT_CASE,),
+)
+_FILM = Region(
+    name="film",
+    summary="a gain and a shift for each channel of a sample behind (FiLM), then Swish",
+    pattern="...\ng = Add(gain, 1.0)\nv0 = Mul(y, g)\nv1 = Add(v0, shift)\nz = Swish(v1)",
+    slots=("y",),
+    inputs={"x": MAP, **AFFINE, "gain": SAMPLE, "shift": SAMPLE},
+    outputs={"z": MAP},
+    dtypes={"T": ("bfloat16", "float16")},
+    cases=(_SLOT_CASE,),
+)
+_ADDED = Region(
+    name="added",
+    summary="the embedding of a time step in front, a residual connection behind",
+    pattern="x = Add(h, embedding)\n...\nz = Add(y, residual)",
+    pending=REASON,
+    slots=("x", "y"),
+    inputs={"h": MAP, **RNG, **AFFINE, "embedding": SAMPLE, "residual": MAP},
+    outputs={"z": MAP},
+    dtypes={"T": ("bfloat16",)},
+    cases=(_SLOT_CASE.model_copy(update={"attributes": {"groups": 4, "p": 0.4}}),),
+)
+
+
+def _fusion(
+    words: str, summary: str, pattern: str, regions: tuple[Region, ...], dropout: bool = False, swish: bool = True
+) -> FusionSpec:
     rng = RNG if dropout else {}
     return FusionSpec(
         api=1,
@@ -88,7 +129,7 @@ def _fusion(words: str, summary: str, pattern: str, dropout: bool) -> FusionSpec
         inputs={"x": MAP, **rng, **AFFINE},
         outputs={"y": MAP},
         layouts={"y": "x"},
-        backward=Backward(fusion=f"norm.{words}_backward"),
+        backward=Backward(fusion=f"norm.{words}_backward") if swish else None,
         autocast="float32",
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes=AXES,
@@ -97,23 +138,32 @@ def _fusion(words: str, summary: str, pattern: str, dropout: bool) -> FusionSpec
         cases=group_cases({"x": "offset", "scale": "ones", "bias": "zeros"}, dropout),
         tolerances=(GROUP_TOLERANCE,),
         workloads=workloads(words),
-        regions=() if dropout else (_BETWEEN,),
-        kernels=kernels(dropout),
+        regions=regions,
+        kernels=kernels(dropout, swish),
         tags=("norm", "S17", *(("training",) if dropout else ())),
     )
 
+
+GROUPNORM = _fusion(
+    "groupnorm",
+    "GroupNorm(x): the scale and bias of each channel",
+    "y = GroupNormalization(x, scale, bias, num_groups=groups, epsilon=epsilon)",
+    (_FILM,),
+    swish=False,
+)
 
 GROUPNORM_SWISH = _fusion(
     "groupnorm_swish",
     "swish(GroupNorm(x)): the scale and bias of each channel, then x * sigmoid(x)",
     f"{NORM_STEP}y = Swish(n)",
-    dropout=False,
+    (_BETWEEN, _EMBEDDED),
 )
 
 GROUPNORM_SWISH_DROPOUT = _fusion(
     "groupnorm_swish_dropout",
     "dropout(swish(GroupNorm(x))); the mask is a function of rng and stored nowhere",
     f"{NORM_STEP}a = Swish(n)\ny = fusionreg.Dropout(a, rng, p=p)",
+    (_ADDED,),
     dropout=True,
 )
 
@@ -156,4 +206,4 @@ SWISH_DROPOUT = FusionSpec(
     tags=("norm", "S17", "training"),
 )  # fmt: skip
 
-FUSIONS = (GROUPNORM_SWISH, GROUPNORM_SWISH_DROPOUT, SWISH_DROPOUT)
+FUSIONS = (GROUPNORM, GROUPNORM_SWISH, GROUPNORM_SWISH_DROPOUT, SWISH_DROPOUT)

@@ -40,7 +40,7 @@ def _more() -> tuple[tuple[str, str, tuple[int, ...], str, str], ...]:
 def workloads(words: str) -> tuple[Workload, ...]:
     """Those of ``norm.<words>``; where elements are dropped, one in ten is."""
     found = []
-    for row, mode, shape, kind, goal in _MAPS[words] + (_more() if words == "groupnorm_swish" else ()):
+    for row, mode, shape, kind, goal in _MAPS.get(words, ()) + (_more() if words == "groupnorm_swish" else ()):
         dtype, *last = kind.split()
         n, c, s, *rest = shape
         short = {"float16": "fp16", "bfloat16": "bf16"}[dtype]

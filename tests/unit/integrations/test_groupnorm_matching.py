@@ -15,7 +15,7 @@ F = torch.nn.functional
 
 @pytest.fixture(scope="module")
 def registry():
-    return fusionreg.load_registry(allow=("norm",))
+    return fusionreg.load_registry(allow=("norm",), device="sim")
 
 
 class Block(torch.nn.Module):
@@ -44,7 +44,9 @@ class Last(Block):
     ids=["3", "4", "not_affine", "5", "transposed"],
 )
 def test_torch(registry, module, shape):
-    found = registry.match(module.eval(), torch.zeros(shape)).matches
+    x = torch.zeros(shape)
+    assert registry.match(module.eval(), x).matches[0].fusion == "norm.groupnorm"  # a part of it
+    found = registry.plan(module.eval(), x).chosen
     assert [m.fusion for m in found] == ["norm.groupnorm_swish"]
     assert found[0].attributes["groups"] == 4 and found[0].attributes["epsilon"] == pytest.approx(1e-5)
     assert found[0].axes["C"] == 16
@@ -77,7 +79,7 @@ def test_onnx_spells_it_as_instance_norm(registry):
         "s1": np.array([0, 2, -1]), "s2": np.array([2, 8, 4, 6]), "one": channel([1, 1]), "zero": channel([0, 0]),
         "gamma": channel(range(8)).reshape(8, 1, 1), "beta": channel(range(8)).reshape(8, 1, 1),
     }  # fmt: skip
-    found = registry.match(model(nodes, initializers)).matches
+    found = registry.plan(model(nodes, initializers)).chosen
     assert [m.fusion for m in found] == ["norm.groupnorm_swish"] and found[0].attributes["groups"] == 2
 
 
@@ -92,3 +94,34 @@ def test_seeded_dropout_after_it(registry):
     affine = {"gamma": channel(range(8)), "beta": channel(range(8))}
     largest = max(registry.match(model(nodes, affine, 21, extra=[rng])).matches, key=lambda m: len(m.nodes))
     assert largest.fusion == "norm.groupnorm_swish_dropout" and largest.attributes["p"] == 0.25
+
+
+class Conditioned(Block):
+    """As in diffusion models: a gain and a shift for each channel of a sample, between normalisation and Swish."""
+
+    def forward(self, x, e):
+        gain, shift = e[:, :, None, None].chunk(2, dim=1)
+        return F.silu(self.norm(x) * (1 + gain) + shift)
+
+
+class Embedded(Block):
+    def forward(self, x, e):
+        return F.silu(self.norm(x + e[:, :, None, None]))
+
+
+@pytest.mark.parametrize(
+    ("module", "base", "nodes", "texts"),
+    [
+        (Conditioned(), "norm.groupnorm", 5, {"x": "T[N C S ...]", "in0": "T[N C 1 ...]", "in1": "T[N C 1 ...]"}),
+        (Embedded(), "norm.groupnorm_swish", 3, {"in0": "T[N C S ...]", "in1": "T[N C 1 ...]"}),
+    ],
+    ids=["behind", "in_front"],
+)
+def test_a_number_for_each_channel_of_a_sample(registry, module, base, nodes, texts):
+    channels = 32 if base == "norm.groupnorm" else 16
+    (found,) = registry.plan(module.eval(), torch.zeros(2, 16, 4, 8), torch.zeros(2, channels)).chosen
+    assert (found.base, len(found.nodes)) == (base, nodes)
+    inputs = registry.catalog[found.fusion].spec.inputs
+    texts = {name: text.replace("T[", "float32[") if name != "x" else text for name, text in texts.items()}
+    assert dict(inputs) == {**texts, "scale": "T[C]", "bias": "T[C]"}
+    assert {k.spec.name for k in registry.catalog[found.fusion].kernels} >= {"cluster", "last_tiles", "last_cluster"}
