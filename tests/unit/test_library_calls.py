@@ -212,6 +212,7 @@ def test_the_device_s_context_is_current(gpu, catalog, call, cache):
     seen = []
     prepare, launched = call.prepare, []
     call.prepare = lambda *a: (seen.append(gpu.contexts[-1]), prepare(*a))[1]
+    gpu.devices = 2
     runtime = Runtime(catalog, cache=cache)
     gpu.contexts[:] = [555]
     call.enqueued = type("L", (list,), {"append": lambda self, v: launched.append(gpu.contexts[-1])})()

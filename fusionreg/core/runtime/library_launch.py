@@ -29,23 +29,25 @@ class LibraryLaunch:
         library: Library,
         place: Place,
         allocation: Allocation,
+        several_devices: bool,
     ) -> None:
         """``sources``: places of the present inputs among those of the fusion."""
         self.kernel, self.calls, self.driver, self.prepared = kernel, 0, driver, prepared
         self.sources, self.device = tuple(sources), place.ordinal
         self.pointer, self.stream = library.pointer, library.stream()
         self.outputs, self.scratch = allocation.outputs, allocation.workspace
+        self.several_devices = several_devices
 
     def _enqueue(self, pointers: Sequence[int], scratch: int) -> None:
-        driver = self.driver
-        foreign = driver.current() != driver.context(self.device)
-        if foreign:
-            driver.push(self.device)
+        driver, stream = self.driver, self.stream(self.device)
+        if not self.several_devices or driver.current() == driver.context(self.device):
+            self.prepared(pointers, scratch, stream)
+            return
+        driver.push(self.device)
         try:
-            self.prepared(pointers, scratch, self.stream(self.device))
+            self.prepared(pointers, scratch, stream)
         finally:
-            if foreign:
-                driver.pop()
+            driver.pop()
 
     def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         pointer = self.pointer

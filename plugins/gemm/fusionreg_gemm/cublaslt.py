@@ -90,6 +90,7 @@ class Product:
         self._bias = order.index("bias") if "bias" in tensors else None
         self._scale = order.index("scale") if "scale" in tensors else None
         self._lock = Lock()  # the description holds the bias's address
+        self._held = c_uint64()
         self._one, self._none = c_float(1.0), c_float(0.0)
         self._alpha = ctypes.addressof(self._one)
         self._beta = zero or ctypes.addressof(self._none)
@@ -128,7 +129,9 @@ class Product:
         self._d = self._new("MatrixLayout", type_, n, m, _leading(tensors["y"], n))
 
     def _set_bias(self, address: int) -> None:
-        self.library.set("MatmulDesc", self._product, lt.DESC_BIAS_POINTER, c_void_p(address))
+        if address != self._held.value:
+            self._held.value = address
+            self.library.set("MatmulDesc", self._product, lt.DESC_BIAS_POINTER, self._held)
 
     def _search(self, alignments: Sequence[int]) -> Any:
         library, found, count = self.library, (lt.Heuristic * ASKED)(), c_int()
