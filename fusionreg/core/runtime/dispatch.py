@@ -254,13 +254,6 @@ class Runtime:
             if not isinstance(made, str):
                 return made
             refused.append(Refusal(candidate.kernel, made))
-        beside = next((n for n, t in call.tensors.items() if t.space != "device"), "")
-        if beside:  # operators compute in one place
-            raise ArgumentError(
-                "cannot call", entry.spec.name,
-                f"{beside} is in {call.tensors[beside].space} memory: {Selection((), tuple(refused)).reason}",
-                f"{call.place}, as the others are", fusion=entry.spec.name, tensor=beside,
-            )  # fmt: skip
         if densify:
             dense = [n for n in call.arrays if not call.tensors[n].is_contiguous]
             if dense:
@@ -298,8 +291,8 @@ class Runtime:
 
     def _gpu(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared | str:
         """The launch, or why the device cannot have it."""
-        cuda, device = driver(), call.place.ordinal
-        if candidate.kernel.library is not None and (missing := candidate.kernel.library.missing()):
+        cuda, device, of_library = driver(), call.place.ordinal, candidate.kernel.library
+        if of_library is not None and (missing := of_library.missing()):
             return missing
         stream = call.library.stream()(device)
         if not self.kernels.has(entry, candidate, problem, device) and cuda.capturing(stream):
@@ -309,7 +302,8 @@ class Runtime:
             )  # fmt: skip
         self._check_launch(candidate, problem)
         allocation = Allocation(call.library, call.place, problem, candidate.launch.workspace)
-        if candidate.kernel.library is not None:
+        several = cuda.device_count() > 1
+        if of_library is not None:
             try:
                 prepared = self.kernels.library_call(candidate, problem, device)
             except UnsupportedError as e:
@@ -317,7 +311,7 @@ class Runtime:
             return LibraryLaunch(
                 kernel=candidate.kernel.key, driver=cuda, prepared=prepared, library=call.library, place=call.place,
                 sources=[i for i, n in enumerate(entry.inputs) if n in call.arrays], allocation=allocation,
-                several_devices=cuda.device_count() > 1,
+                several_devices=several,
             )  # fmt: skip
         loaded = self.kernels.on_gpu(entry, candidate, problem, device)
         wrong = loaded.misfit(cuda, candidate.launch, device)
@@ -327,9 +321,8 @@ class Runtime:
         return GpuLaunch(
             kernel=candidate.kernel.key, driver=cuda, function=loaded.function, module=loaded.module,
             launch=candidate.launch, arguments=arguments, values=argument_values(problem, arguments),
-            inputs=tuple(entry.inputs), library=call.library, place=call.place,
-            allocation=allocation,
-            several_devices=cuda.device_count() > 1, maps=candidate.maps,
+            inputs=tuple(entry.inputs), library=call.library, place=call.place, allocation=allocation,
+            several_devices=several, maps=candidate.maps,
         )  # fmt: skip
 
     def _simulator(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared | str:
