@@ -17,6 +17,7 @@ from .bound import Bound
 from .call import Call, check_overlap, look_at
 from .driver import driver
 from .kernels import Kernels, device_target
+from .keys import attributes_key
 from .launch import Allocation, Densified, GpuLaunch, Nothing, Prepared, SimulatorLaunch, argument_values
 from .library_launch import LibraryLaunch
 from .preview import preview
@@ -107,7 +108,7 @@ class Runtime:
         layouts = self._layouts
         try:  # as in `_find`, spelled out: this is the path that every warm call takes
             layout = [None if a is None else layouts[a.__class__](a) for a in arrays]
-            key = (fusion, *layout, _attributes_key(attributes)) if attributes else (fusion, *layout)
+            key = (fusion, *layout, attributes_key(attributes)) if attributes else (fusion, *layout)
             prepared = self._prepared[key]
             if prepared.guard is not None and prepared.guard():
                 look_at(self.catalog[fusion], arrays, None)
@@ -189,7 +190,7 @@ class Runtime:
         """As the beginning of :meth:`call`, for a model's site."""
         try:
             layout = [None if a is None else self._layouts[a.__class__](a) for a in arrays]
-            key = (fusion, *layout, _attributes_key(attributes)) if attributes else (fusion, *layout)
+            key = (fusion, *layout, attributes_key(attributes)) if attributes else (fusion, *layout)
             prepared = self._prepared["densify", *key]
             if prepared.guard is not None and prepared.guard():
                 look_at(self.catalog[fusion], arrays, None)
@@ -207,7 +208,7 @@ class Runtime:
             for a in call.arrays.values():
                 self._layouts.setdefault(type(a), call.library.layout)
             layout = [None if a is None else call.library.layout(a) for a in arrays]
-            key = (fusion, *layout, _attributes_key(attributes)) if attributes else (fusion, *layout)
+            key = (fusion, *layout, attributes_key(attributes)) if attributes else (fusion, *layout)
             if densify:
                 key = ("densify", *key)
             if key not in self._prepared:
@@ -228,7 +229,7 @@ class Runtime:
         named = {**call.arrays, **dict(zip(entry.outputs, outputs, strict=True))}
         check_overlap(fusion, named, call.tensors, set(entry.outputs), call.library)
         layout = [None if a is None else call.library.layout(a) for a in (*arrays, *outputs)]
-        key = (fusion, "out", *layout, _attributes_key(attributes))
+        key = (fusion, "out", *layout, attributes_key(attributes))
         with self._lock:
             if key not in self._prepared:
                 self._prepared[key] = self._make(entry, call, attributes, False)
@@ -377,19 +378,6 @@ class Runtime:
         if self._given_cache is None:
             self._given_cache = Cache()
         return self._given_cache
-
-
-def _attributes_key(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Attributes as a key: 1, 1.0 and True differ, so do 0.0 and -0.0, and NaN equals itself.
-
-    What is no plain number or word goes by what it prints: binding will refuse it, or it is a scalar of NumPy.
-    """
-    return tuple(
-        [
-            (k, c := v.__class__, v.hex() if c is float else v if c is str or c is int or c is bool else repr(v))
-            for k, v in attributes.items()
-        ]
-    )
 
 
 def _unpacked(outputs: tuple[Any, ...]) -> Any:
