@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fusionreg.core.bench.gains import MeasuredGains
     from fusionreg.core.matcher.match import FailedMatch, Match
     from fusionreg.core.planner.plan import Plan, Policy
+    from fusionreg.core.planner.training import Backward
     from fusionreg.core.runtime import Bound
     from fusionreg.model import FusedModel
 
@@ -184,6 +185,7 @@ class Registry(Mapping[str, FusionEntry]):
         matches: Matches | None = None,
         fuel: int | None = None,
         refuses: Callable[[Match], str | None] | None = None,
+        gradients: Callable[[Match], Backward | str | None] | None = None,
     ) -> Plan:
         """The set of matches that saves most time.
 
@@ -193,9 +195,10 @@ class Registry(Mapping[str, FusionEntry]):
             executor: who runs what is not fused: ``library`` (our own evaluator, as :meth:`fuse` does), ``eager``,
                 ``inductor``, ``inductor-max-autotune`` or ``onnxruntime``; see ``core.planner.executor``.
             matches: of this graph, where they were found already.
-            refuses: match → why the caller cannot use it, None where it can.
             fuel: how many sites are taken at most, in the order of the graph; None reads ``FUSIONREG_FUEL``.
             refuses: match → why it cannot be taken for a reason of the caller's, None where it can.
+            gradients: match → how its gradients are computed in a graph that is trained, or why they cannot be; None
+                where nobody asks for them.
 
         Raises: :class:`UnknownNameError` for another policy or executor, :class:`ArgumentError` for fuel that is no
         number.
@@ -217,7 +220,7 @@ class Registry(Mapping[str, FusionEntry]):
             return known[key]
 
         return planner.plan(
-            graph, found.matches, cost=cost, policy=policy, accepts=accepts, fusions=self.catalog,
+            graph, found.matches, cost=cost, policy=policy, accepts=accepts, gradients=gradients, fusions=self.catalog,
             regions=partial(self._regions, graph), fuel=_fuel() if fuel is None else fuel,
         )  # fmt: skip
 

@@ -17,8 +17,12 @@ from .digest import graph_digest
 from .packing import WORK, pack
 from .policies import FUEL, Policy, refusal
 from .savings import GraphCosts, Saving
+from .training import Backward
 
 __all__ = ["Loser", "Plan", "Policy", "plan"]
+
+#: Match → how its gradients are computed, why they cannot be, or None where nobody asks for them.
+Gradients = Callable[[Match], Backward | str | None]
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Plan:
         basis: what each saving rests on: ``model``, or the measurement.
         graph: digest of the graph that it is for.
         fuel: how many sites it was cut off at; None where it was not.
+        backwards: of each site, how its gradients are computed, in words, "" where nobody asks for them; empty where
+            that is so of all. What is computed again is part of its saving.
     """
 
     chosen: tuple[Match, ...]
@@ -66,6 +72,7 @@ class Plan:
     basis: tuple[str, ...] = ()
     graph: str = ""
     fuel: int | None = None
+    backwards: tuple[str, ...] = ()
 
     @property
     def saved(self) -> Cost:
@@ -87,7 +94,7 @@ class Plan:
         losers = tuple(replace(x, by=None) if x.by in cut else x for x in self.losers)
         return replace(
             self, chosen=kept, savings=self.savings[:fuel], basis=self.basis[:fuel],
-            losers=(*losers, *(Loser(m, FUEL) for m in cut)), fuel=fuel,
+            backwards=self.backwards[:fuel], losers=(*losers, *(Loser(m, FUEL) for m in cut)), fuel=fuel,
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Match]:
@@ -140,6 +147,7 @@ def plan(
     cost: CostModel,
     policy: Policy = "balanced",
     accepts: Callable[[Match], str | None] | None = None,
+    gradients: Gradients | None = None,
     fusions: Any = None,
     regions: Callable[[frozenset[str]], Iterable[Match]] | None = None,
     fuel: int | None = None,
@@ -153,6 +161,7 @@ def plan(
         cost: what nodes and fused calls cost, and beside which executor.
         policy: see :data:`~.policies.Policy`.
         accepts: match → why no kernel can serve it, None where one can.
+        gradients: how the gradients of a match are computed, where the graph is to be trained.
         fusions: fusion name → entry with ``kernels``; needed by ``conservative``.
         regions: names of nodes that are spoken for → the point-wise regions of what is left. Captured matches are
             chosen from those, once the others are: any part of a region is a region too.
@@ -166,25 +175,33 @@ def plan(
         raise UnknownNameError.among("policy", policy, get_args(Policy))
     costs = cost.on(graph)
     every = list(matches)
+
+    def choose(among: Sequence[Match]) -> Plan:
+        return _choose(graph, among, costs, policy, accepts, gradients, fusions, limit)
+
     if regions is not None and not (cost.executor.chains and policy != "aggressive"):
         fixed = [m for m in every if not m.captured]
-        first = _choose(graph, fixed, costs, policy, accepts, fusions, limit)
+        first = choose(fixed)
         every = [*fixed, *regions(frozenset(n for m in first.chosen for n in m.nodes))]
-    made = replace(_choose(graph, every, costs, policy, accepts, fusions, limit), graph=graph_digest(graph))
+    made = replace(choose(every), graph=graph_digest(graph))
     return made if fuel is None else made.limited(fuel)
 
 
 def _choose(
-    graph: Graph, matches: Sequence[Match], costs: GraphCosts, policy: Policy, accepts: Any, fusions: Any, limit: int
-) -> Plan:
+    graph: Graph, matches: Sequence[Match], costs: GraphCosts, policy: Policy, accepts: Any,
+    gradients: Gradients | None, fusions: Any, limit: int,
+) -> Plan:  # fmt: skip
     place, cost = graph.position, costs.model
     ordered = sorted(
         matches, key=lambda m: (place[m.root], -len(m.nodes), m.around, m.fusion, m.plugin, m.spelling, m.nodes)
     )
-    saved = [costs.saved(m) for m in ordered]
+    backwards = [gradients(m) if gradients is not None else None for m in ordered]
+    extra = [b.cost(cost) if isinstance(b, Backward) else None for b in backwards]
+    saved = [costs.saved(m, extra=e) for m, e in zip(ordered, extra, strict=True)]
     broken: dict[int, str] = {}
-    for i, m in enumerate(ordered):
-        if reason := refusal(m, saved[i], policy, cost, _plain(costs, m), accepts, fusions):
+    for i, (m, backward) in enumerate(zip(ordered, backwards, strict=True)):
+        reason = backward if isinstance(backward, str) else backward.refusal(policy) if backward is not None else None
+        if reason := reason or refusal(m, saved[i], policy, cost, _plain(costs, m), accepts, fusions):
             broken[i] = reason
     weights = [_weight(m, s, policy, cost) for m, s in zip(ordered, saved, strict=True)]
     nodes = [frozenset(place[n] for n in m.nodes) for m in ordered]
@@ -209,10 +226,11 @@ def _choose(
             by = None if own else ordered[_most_overlap(m, taken)]
             losers.append(Loser(m, own or _why(m, by), by))
     winners = tuple(ordered[i] for i in chosen)
-    found = _in_turn(costs, winners)
+    found = _in_turn(costs, winners, [extra[i] for i in chosen])
+    told = tuple(b.describe(cost) if isinstance(b := backwards[i], Backward) else "" for i in chosen)
     return Plan(
         winners, tuple(s.cost for s in found), tuple(losers), policy, exact, cost.executor.name,
-        tuple(s.basis for s in found),
+        tuple(s.basis for s in found), backwards=told if any(told) else (),
     )  # fmt: skip
 
 
@@ -228,12 +246,12 @@ def _weight(m: Match, saving: Saving, policy: Policy, cost: CostModel) -> float:
     return saving.cost.seconds
 
 
-def _in_turn(costs: GraphCosts, chosen: Sequence[Match]) -> list[Saving]:
+def _in_turn(costs: GraphCosts, chosen: Sequence[Match], extra: Sequence[Cost | None]) -> list[Saving]:
     """What each saves once those before it are taken."""
     taken: set[str] = set()
     found = []
-    for m in chosen:
-        found.append(costs.saved(m, taken if not costs.model.executor.alone else ()))
+    for m, e in zip(chosen, extra, strict=True):
+        found.append(costs.saved(m, taken if not costs.model.executor.alone else (), e))
         taken.update(m.nodes)
     return found
 

@@ -105,8 +105,9 @@ class GraphCosts:
                     whole.add(i)
         return {i: min(size, self._size(i)) for i, size in found.items() if i not in whole}
 
-    def saved(self, match: Match, without: Collection[str] = ()) -> Saving:
-        """What fusing saves, where the nodes ``without`` are fused into something else already."""
+    def saved(self, match: Match, without: Collection[str] = (), extra: Cost | None = None) -> Saving:
+        """What fusing saves, where the nodes ``without`` are fused into something else already, and it costs ``extra``
+        elsewhere."""
         before = after = Cost()
         mine = {*match.nodes}
         touched = dict.fromkeys(k for n in match.nodes if (k := self.grouping.of.get(n)) is not None)
@@ -124,7 +125,7 @@ class GraphCosts:
             basis = gain.source
         elif self.model.measured(match) is not None:
             basis = "estimate of its plugin"
-        cost = before - after - fused
+        cost = before - after - fused - (extra or Cost())
         share = cost.seconds / alone.seconds if alone.seconds else (-1.0 if cost.seconds < 0 else 0.0)
         return Saving(cost, share, basis, gain is not None, basis == ESTIMATED and self._arithmetic(match, fused.bytes))
 

@@ -62,6 +62,7 @@ _FIELDS = frozenset(f.name for f in fields(Match))
 class _Chosen(_Match):
     saved: _Saved
     basis: str
+    backward: str = ""
 
 
 class _By(Record):
@@ -89,7 +90,6 @@ class _Plan(Record):
 
 def to_dict(plan: Plan) -> dict[str, Any]:
     """Plain data for JSON."""
-    basis = plan.basis or ("",) * len(plan.chosen)
     return {
         "format": FORMAT,
         "graph": plan.graph,
@@ -100,8 +100,8 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         "digest": plan.digest,
         "saved": plan.saved.to_dict(),
         "chosen": [
-            _plain(m) | {"saved": s.to_dict(), "basis": b}
-            for m, s, b in zip(plan.chosen, plan.savings, basis, strict=True)
+            _plain(m) | {"saved": s.to_dict(), "basis": b, "backward": g}
+            for m, s, b, g in zip(plan.chosen, plan.savings, *_words(plan), strict=True)
         ],
         "losers": [
             _plain(x.match)
@@ -134,6 +134,7 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
     made = Plan(
         chosen, tuple(Cost(**c.saved.model_dump()) for c in found.chosen), tuple(losers), found.policy, found.exact,
         found.executor, tuple(c.basis for c in found.chosen), found.graph, found.fuel,
+        tuple(c.backward for c in found.chosen) if any(c.backward for c in found.chosen) else (),
     )  # fmt: skip
     if made.digest != found.digest:
         said = f"digest: {found.digest[:12]}…, and what it does is {made.digest[:12]}…"
@@ -182,16 +183,23 @@ def describe(plan: Plan, losers: bool = True) -> str:
         f"plan {plan.digest[:12]} of graph {plan.graph[:12]}: {plan.policy} beside {plan.executor}, {exact}{fuel}",
         f"{len(plan.chosen)} sites save {_micro(s)} µs, {s.bytes} bytes, {s.launches} launches",
     ]
-    basis = plan.basis or ("",) * len(plan.chosen)
     rows = [
-        (m.fusion, m.root, str(len(m.nodes)), _micro(c), str(c.bytes), str(c.launches), b)
-        for m, c, b in zip(plan.chosen, plan.savings, basis, strict=True)
+        (m.fusion, m.root, str(len(m.nodes)), _micro(c), str(c.bytes), str(c.launches), *words)
+        for m, c, *words in zip(plan.chosen, plan.savings, *_words(plan), strict=True)
     ]
-    lines += _table(("fusion", "at", "nodes", "saves µs", "bytes", "launches", "by"), rows)
+    head = ("fusion", "at", "nodes", "saves µs", "bytes", "launches", "by", "backward")
+    shown = len(head) if any(plan.backwards) else -1
+    lines += _table(head[:shown], [row[:shown] for row in rows])
     if losers and plan.losers:
         lines += ["", "not taken"]
         lines += _table(("fusion", "at", "reason"), [(x.match.fusion, x.match.root, x.reason) for x in plan.losers])
     return "\n".join(lines)
+
+
+def _words(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """For each site what its saving rests on, and how its gradients are computed."""
+    none = ("",) * len(plan.chosen)
+    return plan.basis or none, plan.backwards or none
 
 
 def _micro(cost: Cost) -> str:

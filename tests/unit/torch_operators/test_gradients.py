@@ -9,6 +9,9 @@ import torch
 from torch_operators import SITES, Site
 
 from fusionreg.core.errors import ArgumentError, UnknownNameError
+from fusionreg.core.matcher import find as matcher
+from fusionreg.core.pattern.instantiate import instantiate
+from fusionreg.core.planner.costs import CostModel
 
 ALL = pytest.mark.parametrize("site", SITES.values(), ids=SITES.keys())
 
@@ -166,18 +169,6 @@ def test_f19_second_derivatives_are_an_error_and_never_zero(operators):
         torch.autograd.grad(first.sum(), tensors["x"])
 
 
-def test_f19_an_operator_without_gradients_refuses_inputs_that_want_them(operators):
-    x, w, bias = torch.randn(4, 8), torch.randn(8, 16), torch.randn(16)
-    expected = torch.relu(x @ w + bias)
-    close(operators["gemm.bias"](x, w, bias, activation="Relu"), expected)
-    w.requires_grad_()
-    with pytest.raises(ArgumentError, match="requires a gradient"):
-        operators["gemm.bias"](x, w, bias, activation="Relu")
-    for mode in (torch.no_grad(), torch.inference_mode()):
-        with mode:
-            close(operators["gemm.bias"](x, w, bias, activation="Relu"), expected)
-
-
 def test_a_gradient_that_the_backward_fusion_does_not_give(operators):
     site = SITES["batchnorm_relu"]
     tensors = site.tensors(grad=True)
@@ -186,28 +177,45 @@ def test_a_gradient_that_the_backward_fusion_does_not_give(operators):
         called(operators, site, tensors)
 
 
+def site(operators, fusion, shapes, **choices):
+    """A match of a fusion by itself, and the graph that it is in: its own pattern."""
+    entry = operators.registry.catalog[fusion]
+    dtypes = {v: allowed[-1] for v, allowed in entry.spec.dtypes.items()}
+    graph = instantiate(
+        entry.patterns[0], entry.spec, dtypes=dtypes, shapes=shapes, choices=choices,
+        ops=operators.registry.catalog.ops, absent=[n for n in entry.inputs if n not in shapes],
+    )  # fmt: skip
+    found = matcher.find(graph, [entry], operators.registry.catalog.ops)
+    return max(found, key=lambda m: len(m.nodes)), graph
+
+
 @pytest.mark.parametrize(
-    ("fusion", "wanted", "refusal"),
+    ("fusion", "shapes", "choices", "wanted", "answer"),
     [
-        ("norm.layernorm", {"x", "scale", "bias"}, None),
-        ("norm.residual_rmsnorm", {"x", "residual"}, None),
-        ("norm.layernorm", set(), None),
-        ("gemm.bias", {"x"}, "gemm.bias names no backward fusion"),
-        ("gemm.bias", set(), None),
-        ("norm.layernorm_backward", {"dy"}, "norm.layernorm_backward names no backward fusion"),
-        ("norm.batchnorm_relu", {"x", "var"}, "norm.batchnorm_relu_backward gives no gradient of var"),
-        ("norm.swish_dropout", {"rng"}, "norm.swish_dropout_backward gives no gradient of rng"),
-        ("norm.layernorm.modulated", {"a"}, "norm.layernorm.modulated names no backward fusion"),
+        ("norm.layernorm", {"x": (2, 8), "scale": (8,), "bias": (8,)}, {}, "x scale bias", "norm.layernorm_backward"),
+        ("gemm.bias", {"x": (2, 8), "w": (8, 4), "bias": (4,)}, {"activation": "Relu"}, "x", "from w, y"),
+        ("gemm.bias", {"x": (2, 8), "w": (8, 4), "bias": (4,)}, {"activation": "none"}, "bias", "from the gradient"),
+        ("gemm.activation", {"x": ("B", 8), "w": (8, 4)}, {"activation": "Gelu"}, "w", "computes MatMul again"),
+        (
+            "norm.swish_dropout", {"x": (2, 8), "rng": (2,)}, {}, "x rng",
+            "norm.swish_dropout_backward gives no gradient of rng",
+        ),
+        (
+            "norm.swish_dropout_backward", {"dy": (2, 8), "x": (2, 8), "rng": (2,)}, {}, "dy",
+            "no derivative of fusionreg::SwishGrad is known",
+        ),
     ],
-)
-def test_refusals_name_their_reason(operators, fusion, wanted, refusal):
-    assert operators.gradient_refusal(fusion, wanted) == refusal
+)  # fmt: skip
+def test_a_plan_is_told_how_gradients_are_computed(operators, fusion, shapes, choices, wanted, answer):
+    match, graph = site(operators, fusion, shapes, **choices)
+    found = operators.backward(match, graph, wanted.split())
+    if not isinstance(found, str):
+        found = found.describe(CostModel(operators.registry.catalog.ops)).partition(",  ")[0]
+    assert found.startswith(answer)
 
 
 def test_unknown_and_open_fusions(operators):
     with pytest.raises(UnknownNameError, match=r"did you mean norm\.layernorm"):
         operators["norm.layernrom"]
-    with pytest.raises(UnknownNameError):
-        operators.gradient_refusal("norm.layernrom", {"x"})
     with pytest.raises(ArgumentError, match="an open fusion has no tensors of its own"):
         operators["pointwise.region"]

@@ -94,7 +94,8 @@ def test_docstrings(ops, registry):
     assert "approximate: str = none; one of none, tanh; which GELU" in text
     assert "the gradients are those of norm.gelu_dropout_layernorm_backward" in text
     assert "drawn" not in ops.norm.swish_dropout_backward.__doc__
-    assert "inputs that require a gradient are refused" in ops.gemm.bias.__doc__
+    assert "the gradients are those of its operators" in ops.gemm.bias.__doc__
+    assert "inputs that require a gradient are refused" in ops.norm.swish_dropout_backward.__doc__
 
 
 def test_calls_by_position_and_by_name(ops):

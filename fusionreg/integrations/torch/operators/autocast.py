@@ -13,7 +13,7 @@ from fusionreg.core.registry.entries import FusionEntry
 #: Autocast's dispatch keys, and the device each is for.
 KEYS = {"AutocastCPU": "cpu", "AutocastCUDA": "cuda"}
 
-_KEYSET = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
 )
 
@@ -35,7 +35,7 @@ def rule(op: Any, entry: FusionEntry, device: str) -> Callable[..., Any]:
             t.to(wanted[v]) if v in wanted and _floating(t) and wanted[v] in allowed[v] else t
             for v, t in zip(variables, tensors, strict=False)
         ]
-        with torch._C._ExcludeDispatchKeyGuard(_KEYSET):
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
             return op(*cast, **attributes)
 
     return on

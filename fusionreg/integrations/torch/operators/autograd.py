@@ -1,11 +1,13 @@
-"""Gradients of operators: the backward fusion that a spec names, as torch calls it.
+"""Gradients of operators: the backward fusion that a spec names, else those of the operators that the fusion replaces.
 
-Saved for the backward pass is what that fusion reads and nothing else: inputs and declared outputs.
+Saved for the backward pass is what either reads and nothing else: inputs and declared outputs. Values in between that a
+chain of operators needs are computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, reduce
 from operator import or_
@@ -15,11 +17,15 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
+from torch.fx import traceback
 
 from fusionreg.core.errors import ArgumentError
 from fusionreg.core.registry.entries import FusionEntry
-from fusionreg.core.runtime.call import no_backward
 from fusionreg.core.validate.gradients import Gradients
+
+from ..derivatives.chain import Chain
+from .autocast import AUTOCAST
+from .chains import Chains
 
 #: ``(fusion, tensors, attributes)``, and the same of one fusion: its output, or a tuple of several.
 Run = Callable[[str, Sequence[Any], Mapping[str, Any]], Any]
@@ -27,6 +33,9 @@ Call = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
 #: Whether a backward fusion is called for gradients that may be differentiated again.
 _IN_BACKWARD: ContextVar[bool] = ContextVar("in_backward", default=False)
+
+#: What a node of a traced graph has, that says on which side of the partition it is.
+_TAG = "partitioner_tag"
 
 #: The dispatch keys of a call that meets nothing but autograd on its way to the kernel: plain tensors on a CPU or GPU,
 #: no mode that traces, no transform. A call with any other is passed on, for its own part of torch to see to.
@@ -37,7 +46,9 @@ def _bits(names: Iterable[str]) -> int:
     return reduce(or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, n)).raw_repr() for n in names))
 
 
-def kernel(op: Any, run: Run, entry: FusionEntry, gradients: Gradients | None, backward: Any) -> Callable[..., Any]:
+def kernel(
+    op: Any, run: Run, entry: FusionEntry, gradients: Gradients | None, backward: Any, chains: Chains
+) -> Callable[..., Any]:
     """What an operator does where autograd looks at it.
 
     Args:
@@ -45,13 +56,14 @@ def kernel(op: Any, run: Run, entry: FusionEntry, gradients: Gradients | None, b
         run: ``(fusion, tensors, attributes)``: the runtime. On plain tensors it is called directly, without a second
             turn through torch's dispatcher.
         entry: the fusion.
-        gradients: how ``backward`` is called; None where there are none.
+        gradients: how ``backward`` is called; None where the fusion names none.
         backward: the operator of the backward fusion.
+        chains: the gradients of its operators, for a fusion that names no backward fusion.
     """
     fusion, foreign, after = entry.name, ~_bits(_PLAIN), torch._C._after_autograd_keyset
     grad_enabled, any_requires_grad = torch.is_grad_enabled, torch._C._any_requires_grad
-    able = gradients is not None
-    function = _last(fusion) if gradients is None else differentiable(entry, gradients, backward)
+    function = chained(entry, chains) if gradients is None else differentiable(entry, gradients, backward)
+    last = _last(fusion)
     total = gradients is not None and not entry.optional and all(n in gradients.results for n in entry.inputs)
     direct = partial(run, fusion)
 
@@ -61,9 +73,13 @@ def kernel(op: Any, run: Run, entry: FusionEntry, gradients: Gradients | None, b
         call = _below(op, keyset & after) if keyset.raw_repr() & foreign else direct
         if not (grad_enabled() and any_requires_grad(*tensors)):
             return call(tensors, attributes)
-        if not able and not _IN_BACKWARD.get():
-            raise no_backward(fusion)
-        if not total and gradients is not None:
+        if gradients is None:
+            found, _ = chains.of(tensors, attributes, [t is not None and t.requires_grad for t in tensors])
+            if isinstance(found, str):
+                if not _IN_BACKWARD.get():
+                    raise _without_gradients(fusion, found)
+                return _apply(last, call, attributes, *tensors)
+        elif not total:
             _check_wanted(entry, gradients, tensors)
         return _apply(function, call, attributes, *tensors)
 
@@ -76,10 +92,14 @@ def _check_wanted(entry: FusionEntry, gradients: Gradients, tensors: Sequence[An
     absent = [n for n in entry.inputs if n not in given]
     refusal = gradients.refusal([n for n, t in given.items() if t.requires_grad], absent)
     if refusal:
-        raise ArgumentError(
-            "cannot call", entry.name, f"an input requires a gradient, and {refusal}", "inputs that need none",
-            "Call it under torch.no_grad(), or detach that input", fusion=entry.name,
-        )  # fmt: skip
+        raise _without_gradients(entry.name, refusal)
+
+
+def _without_gradients(fusion: str, refusal: str) -> ArgumentError:
+    return ArgumentError(
+        "cannot call", fusion, f"an input requires a gradient, and {refusal}", "inputs that need none",
+        "Call it under torch.no_grad(), or detach that input", fusion=fusion,
+    )  # fmt: skip
 
 
 def _below(op: Any, keyset: Any) -> Call:
@@ -143,6 +163,53 @@ def differentiable(entry: FusionEntry, gradients: Gradients, backward: Any) -> C
         return None, None, *[given[k] if k >= 0 and n else None for n, k in zip(needed, results, strict=False)]
 
     return _function(fusion, forward, apply_backward)
+
+
+def chained(entry: FusionEntry, chains: Chains) -> Callable[..., Any]:
+    """The autograd function of a fusion by the operators that it replaces, of ``(call, attributes, *tensors)``.
+
+    Its backward pass is calls of torch on what was saved, so it can be differentiated again, and traced.
+    """
+    fusion, inputs, outputs = entry.name, tuple(entry.inputs), tuple(entry.outputs)
+
+    def forward(ctx: Any, call: Call, attributes: dict[str, Any], *tensors: Any) -> Any:
+        chain, extents = chains.of(tensors, attributes, ctx.needs_input_grad[2:])
+        assert not isinstance(chain, str), chain
+        found = call(tensors, attributes)
+        values = found if found.__class__ is tuple else (found,)
+        named = {**dict(zip(inputs, tensors, strict=False)), **dict(zip(outputs, values, strict=True))}
+        ctx.save_for_backward(*[named[n] for n in chain.saved])
+        ctx.chain, ctx.extents = chain, extents
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[v for n, v in zip(outputs, values, strict=True) if n not in chain.outputs])
+        return found
+
+    def apply_backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        chain: Chain = ctx.chain
+        slopes = {n: g for n, g in zip(outputs, grads, strict=True) if g is not None and n in chain.outputs}
+        saved = dict(zip(chain.saved, ctx.saved_tensors, strict=True))
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST), _kept_in_backward():  # dtypes are those of the forward pass
+            found = chain.run(saved, slopes, ctx.extents) if slopes else {}
+        return None, None, *[found.get(n) for n, _ in zip(inputs, ctx.needs_input_grad[2:], strict=False)]
+
+    return _function(fusion, forward, apply_backward)
+
+
+@contextmanager
+def _kept_in_backward() -> Iterator[None]:
+    """Where a backward pass is traced: what runs here belongs into its graph.
+
+    A partitioner would else compute values in the forward pass as well, and save those instead of inputs.
+    """
+    meta = traceback.current_meta
+    if meta.get(_TAG) != "is_backward":
+        yield
+        return
+    meta[_TAG] = "must_be_in_backward"
+    try:
+        yield
+    finally:
+        meta[_TAG] = "is_backward"
 
 
 def _last(fusion: str) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from fusionreg.core.registry.entries import FusionEntry
 
+from ..derivatives import RULES
 from .schema import Keyword, keyword_arguments
 
 
@@ -30,6 +31,8 @@ def docstring(entry: FusionEntry, drawn: bool) -> str:
         parts.append(f"Where:\n{_indented(facts)}")
     if spec.backward is not None:
         parts.append(f"Differentiable: the gradients are those of {spec.backward.fusion}.")
+    elif all(op in RULES for pattern in entry.patterns for step in pattern.steps for op in step.ops):
+        parts.append("Differentiable: the gradients are those of its operators, which are computed again where needed.")
     else:
         parts.append("Not differentiable: inputs that require a gradient are refused.")
     return "\n\n".join(parts)

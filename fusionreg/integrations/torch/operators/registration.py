@@ -17,11 +17,15 @@ import torch
 from torch.library import Library, fallthrough_kernel
 
 from fusionreg.core.errors import ArgumentError
+from fusionreg.core.ir import Graph
+from fusionreg.core.matcher.match import Match
+from fusionreg.core.planner.training import Backward
 from fusionreg.core.registry.entries import FusionEntry
 from fusionreg.core.runtime.seeds import draw
 from fusionreg.core.validate.gradients import Gradients, gradients
 
 from . import autocast, autograd
+from .chains import Chains
 from .fake import fake
 from .schema import NAMESPACE, digest, operator_name, schema
 
@@ -49,6 +53,8 @@ class Operators:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._made: dict[str, Any] = {}
+        self._of: dict[str, Chains] = {}
+        self._backwards: dict[Any, Backward | str] = {}
         self._lock = RLock()
 
     @classmethod
@@ -99,24 +105,41 @@ class Operators:
             found.update(f"{name} {digest(entry)}\n".encode())
         return found.hexdigest()
 
-    def gradient_refusal(self, fusion: str, wanted: Collection[str], absent: Collection[str] = ()) -> str | None:
-        """Why gradients of the inputs ``wanted`` cannot be had where those ``absent`` are left out; None when they can.
+    def backward(self, match: Match, graph: Graph, wanted: Collection[str]) -> Backward | str:
+        """How a fused call in a match's place computes the gradients of the inputs ``wanted``, or why it should not.
 
-        Raises: :class:`UnknownNameError` for an unknown fusion.
+        A fusion that has been extended by what stands around it gives way to the one that names a backward fusion: the
+        graphs that autograd makes are matched again, and either call is extended there.
         """
-        entry = self._entry(fusion)
-        found = self._gradients(entry)
-        if not wanted:
-            return None
-        if found is None:
-            return f"{fusion} names no backward fusion"
-        return found.refusal(wanted, absent)
+        entry = self._entry(match.fusion)
+        known = self._gradients(entry)
+        plain = self._entry(entry.base).spec.backward if known is None and entry.base else None
+        if plain is not None:
+            return f"{plain.fusion} computes the gradients of {entry.base} alone, which what is around it joins later"
+        if known is not None:
+            absent = [n for n in entry.inputs if n not in match.inputs]
+            return known.refusal(wanted, absent) or Backward(known.fusion)
+        types = {n: graph.values[v] for n, v in match.inputs.items()}
+        key = (
+            match.fusion, tuple((n, v.dtype, v.shape) for n, v in types.items()), match.choices, match.dtypes,
+            tuple((k, repr(v)) for k, v in match.attributes.items()), tuple(wanted),
+        )  # fmt: skip
+        if key not in self._backwards:  # layers repeat
+            chain = self._chains(entry).made(
+                {n: v.dtype for n, v in types.items()}, {n: v.shape or () for n, v in types.items()},
+                {**match.dtypes, **match.attributes, **match.choices}, wanted,
+            )  # fmt: skip
+            self._backwards[key] = chain if isinstance(chain, str) else chain.backward
+        return self._backwards[key]
 
     def _entry(self, fusion: str) -> FusionEntry:
         return self.registry.catalog[fusion]
 
     def _gradients(self, entry: FusionEntry) -> Gradients | None:
         return gradients(entry, self.registry.catalog.fusions)
+
+    def _chains(self, entry: FusionEntry) -> Chains:
+        return self._of.setdefault(entry.name, Chains(entry, self.registry.catalog.ops))
 
     def _make(self, entry: FusionEntry) -> torch._ops.OpOverload:
         if entry.spec.open:
@@ -138,7 +161,8 @@ class Operators:
             library.impl(name, on, key)
         library._register_fake(name, fake(entry))
         backward = None if found is None else self[found.fusion]
-        library.impl(name, autograd.kernel(op, run, entry, found, backward), "Autograd", with_keyset=True)
+        on_autograd = autograd.kernel(op, run, entry, found, backward, self._chains(entry))
+        library.impl(name, on_autograd, "Autograd", with_keyset=True)
         for key, device in autocast.KEYS.items():
             library.impl(name, autocast.rule(op, entry, device), key)
         _keep(op, library)
