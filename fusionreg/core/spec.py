@@ -183,6 +183,8 @@ class KernelSpec(Record):
     strides: Texts = ()
     """Tensors that may be strided; each gets one ``long long NAME_stride_i`` parameter per axis, in elements.
     All others must be contiguous. ``*``: all tensors, for a kernel whose ``regions`` is ``*``."""
+    spaces: FrozenDict[Identifier, Texts] = EMPTY
+    """Input → memory spaces beside ``device`` in which the kernel reads it where it lies: ``pinned_host``."""
     regions: Texts = ()
     """Where generated point-wise code stands in the template. ``*``: the whole pattern is point-wise; the kernel then
     iterates over ``region`` (see "Point-wise kernels"), its parameters are those of the iteration, and its expressions

@@ -24,6 +24,8 @@ Dim = int | str
 Shape = tuple[Dim, ...]
 
 SPACES = ("device", "pinned_host", "managed")
+#: The one of the host that a GPU reads in place.
+HOST = "pinned_host"
 
 _FORM = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*\[([^\[\]|]*)\]\s*", re.ASCII)
 _AXIS = re.compile(r"[A-Za-z][A-Za-z0-9_]*|[1-9][0-9]*", re.ASCII)

@@ -139,6 +139,8 @@ def _objection(kernel: KernelEntry, problem: Problem, pending: bool) -> str:
     for name, tensor in problem.tensors.items():
         if tensor is None:
             continue
+        if tensor.space != "device" and tensor.space not in spec.spaces.get(name, ()):
+            return f"{name} is in {tensor.space} memory"
         if not tensor.foldable:
             return f"the leading axes of {name} have no common stride"
         if name not in free and WHOLE not in spec.strides and not tensor.is_contiguous:

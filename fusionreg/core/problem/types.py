@@ -28,6 +28,7 @@ class Tensor:
         strides: in elements; of any sign, 0 for an expanded axis.
         alignment: the largest power of two up to 256 that divides the address, in bytes.
         foldable: False in a problem when its leading axes could not be seen as one axis with one stride.
+        space: memory space, where that is not the one of the problem's place: ``pinned_host`` beside a GPU.
     """
 
     dtype: str
@@ -35,6 +36,7 @@ class Tensor:
     strides: tuple[int, ...]
     alignment: int = MAX_ALIGNMENT
     foldable: bool = True
+    space: str = "device"
 
     @classmethod
     def contiguous(cls, dtype: str, shape: Sequence[int], alignment: int = MAX_ALIGNMENT) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
 from ..problem import Tensor
+from ..tensors import HOST
 from .libraries import Library, Place, library_of, overlapping, self_overlapping, unknown_array
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def look_at(entry: FusionEntry, arrays: Sequence[Any], out: Sequence[Any] | None
     if library.grad_enabled() and any(library.wants_grad(a) for a in given.values()):
         raise no_backward(fusion)
     tensors = {name: library.tensor(a) for name, a in everything.items()}
+    for name in _beside(entry, everything, library) if place.kind != "cpu" else ():
+        tensors[name] = replace(tensors[name], space=HOST)
     _check_outputs(fusion, outputs, everything, tensors, library)
     return Call(given, tensors, library, place, library.guard(given.values()))
 
@@ -77,10 +80,21 @@ def no_backward(fusion: str) -> ArgumentError:
     )  # fmt: skip
 
 
+def _beside(entry: FusionEntry, everything: Mapping[str, Any], library: Library) -> list[str]:
+    """Inputs in pinned host memory, of those that some kernel reads there."""
+    read = {n for k in entry.kernels for n, spaces in k.spec.spaces.items() if HOST in spaces}
+    arrays = {n: everything[n] for n in entry.inputs if n in read and n in everything}
+    return [n for n, a in arrays.items() if library.place(a).kind == "cpu" and library.space(a) == HOST]
+
+
 def _place(entry: FusionEntry, everything: Mapping[str, Any], library: Library) -> Place:
-    """The one place of all arrays; inputs declared for another memory space must be there instead."""
+    """The one place of all arrays; inputs declared for another memory space must be there instead, and those in host
+    memory that a kernel reads there may be."""
     fusion, seen = entry.spec.name, None
+    beside = _beside(entry, everything, library)
     for name, array in everything.items():
+        if name in beside:
+            continue
         declared = entry.inputs[name].space if name in entry.inputs else "device"
         if declared != "device":
             if library.space(array) != declared:
@@ -88,7 +102,10 @@ def _place(entry: FusionEntry, everything: Mapping[str, Any], library: Library) 
             continue
         place = library.place(array)
         if seen is not None and place != seen[1]:
-            raise _wrong(fusion, f"{name} is on {place}", f"{seen[1]}, as {seen[0]} is", tensor=name, device=str(place))
+            expected = f"{seen[1]}, as {seen[0]} is"
+            if any(HOST in k.spec.spaces.get(name, ()) for k in entry.kernels):
+                expected += f", or {HOST} memory"
+            raise _wrong(fusion, f"{name} is on {place}", expected, tensor=name, device=str(place))
         seen = seen or (name, place)
     return seen[1] if seen else library.place(next(iter(everything.values())))
 

@@ -255,6 +255,13 @@ class Runtime:
             if not isinstance(made, str):
                 return made
             refused.append(Refusal(candidate.kernel, made))
+        beside = next((n for n, t in call.tensors.items() if t.space != "device"), "")
+        if beside:  # operators compute in one place
+            raise ArgumentError(
+                "cannot call", entry.spec.name,
+                f"{beside} is in {call.tensors[beside].space} memory: {Selection((), tuple(refused)).reason}",
+                f"{call.place}, as the others are", fusion=entry.spec.name, tensor=beside,
+            )  # fmt: skip
         if densify:
             dense = [n for n in call.arrays if not call.tensors[n].is_contiguous]
             if dense:

@@ -211,17 +211,24 @@ class _Torch(Library):
         self.names = {t: str(t).removeprefix("torch.") for t in vars(torch).values() if isinstance(t, torch.dtype)}
         self.types = {name: t for t, name in self.names.items()}
         self.pointer = torch.Tensor.data_ptr
+        self.layout = self._layout_beside_gpus if torch.cuda.is_available() else self._layout
 
     def grad_enabled(self) -> bool:
         return self.torch.is_grad_enabled()
 
     @staticmethod
-    def layout(a: Any) -> Any:
+    def _layout(a: Any) -> Any:
         # A lazy conjugate is complex: `guard` sees to those. The device's number is cheaper than the device. An
         # address of 0 keeps tensors without memory (traced ones, empty ones) apart from all others.
         address = a.data_ptr()
         aligned = address and ALIGNMENT[address & 255]
         return a.dtype, a.shape, a.stride(), aligned, a.get_device(), a.requires_grad, a.is_neg()
+
+    @staticmethod
+    def _layout_beside_gpus(a: Any) -> Any:
+        """As above; of a tensor in host memory also whether a GPU can read it there."""
+        found = _Torch._layout(a)
+        return found if a.is_cuda else (*found, a.is_pinned())
 
     def tensor(self, a: Any) -> Tensor:
         return Tensor(self.names[a.dtype], tuple(a.shape), tuple(a.stride()), ALIGNMENT[a.data_ptr() & 255])

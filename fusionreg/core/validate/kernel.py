@@ -18,6 +18,7 @@ from ..registry.entries import FusionEntry, KernelEntry
 from ..registry.library_calls import LibraryCall
 from ..spec import ITERATION, STRUCTURAL, WHOLE, KernelSpec, TensorMap
 from ..targets import SHIPPED, TARGETS, THREADS_BLOCK, Target, accepts
+from ..tensors import HOST
 from .fusion import environments, fusion_scope
 from .library import check_library
 from .names import Problems, Scope, check_names
@@ -164,6 +165,11 @@ def _check_shape(problems: Problems, spec: KernelSpec, fusion: FusionEntry) -> N
             problems.add(
                 "strides", f"unknown tensor {name!r}", UnknownNameError.among("t", name, fusion.tensors).expected
             )
+    for name, spaces in spec.spaces.items():
+        if name not in fusion.inputs:
+            problems.add(f"spaces.{name}", "it is no input", UnknownNameError.among("t", name, fusion.inputs).expected)
+        if not spaces or not set(spaces) <= {HOST} or len(set(spaces)) < len(spaces):
+            problems.add(f"spaces.{name}", f"{', '.join(spaces) or 'nothing'}", f"{HOST}; every input may be in device")
     for name in spec.specialize:
         if name not in fusion.axes:
             problems.add(

@@ -54,6 +54,7 @@ def skinny(constants: Mapping[str, str], weight: str, x: str = "T") -> KernelSpe
         targets=("sm_90+",),
         requires=(*wide, *(a.format(**sizes) for a in _ALIGNED)),
         strides=("x", "w"),
+        spaces={"w": "pinned_host"},  # it is read once for every BM rows: at the rate of the bus
         params={"BM": (16, 8, 32, 64), "SPLIT": (4, 1, 2, 8)},
         valid=() if weight == "T" else ("BM <= 32 or transB == 1",),  # else a warp has 128 channels: too many sums
         constants={**_kinds(weight, x), "ALIGNED": "1", **_SHAPE, **_TILE, **_NO_SCALES, **constants},

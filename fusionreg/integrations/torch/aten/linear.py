@@ -116,7 +116,10 @@ def einsum(e: Emitter, equation: str, tensors: tuple[V, ...], **_: Any) -> V:
     y = product(e, a, b)
     order = batch + rows + columns
     shape = tuple(extents[c] for c in order)
-    y = e.reshape(y, [d if isinstance(d, int) else -1 for d in shape], shape)
+    if max(len(rows), len(columns)) > 1:
+        y = e.reshape(y, [d if isinstance(d, int) else -1 for d in shape], shape)
+    elif gone := [len(batch) + i for i, group in enumerate((rows, columns)) if not group]:
+        y = e.op("Squeeze", y, e.ints(gone))
     return e.transpose(y, [order.index(c) for c in result])
 
 
@@ -124,6 +127,9 @@ def _grouped(e: Emitter, x: V, labels: str, batch: list[str], first: list[str], 
     """``x`` as (batch…, prod(first), prod(second))."""
     order = batch + first + second
     y = e.transpose(x, [labels.index(c) for c in order])
+    if max(len(first), len(second)) <= 1:  # a vector is a matrix of one row or column
+        new = [len(batch) + i for i, group in enumerate((first, second)) if not group]
+        return e.op("Unsqueeze", y, e.ints(new)) if new else y
     target, shape = [], []
     for group in [[c] for c in batch] + [first, second]:
         size: Any = 1
