@@ -1,4 +1,4 @@
-"""The Hopper part of the device library on a real device: the cases of tests/support/hopper_values.py."""
+"""The Hopper part of the device library on a real device: the cases of hopper_tiles.py, hopper_products.py."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 from hopper import TYPES
-from hopper_values import (  # noqa: F401
+from hopper_products import (  # noqa: F401
     launch,
     test_a_from_registers,
-    test_bulk_copies,
-    test_multicast,
     test_operands_without_swizzle,
     test_products,
     test_products_keep_nan_and_infinity,
     test_stmatrix,
+    test_warpgroups,
+)
+from hopper_tiles import (  # noqa: F401
+    test_bulk_copies,
+    test_multicast,
     test_stores_leave_out_what_is_outside,
     test_swizzled_elements,
     test_swizzles,
     test_tiles_of_every_rank,
-    test_warpgroups,
     test_what_is_outside_may_be_nan,
 )
 from simulated import Geometry

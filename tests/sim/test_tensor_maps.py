@@ -1,11 +1,11 @@
-"""Tile copies by TMA in the simulator: each misuse once. Their values: tests/support/hopper_values.py."""
+"""Tile copies by TMA in the simulator: each misuse once. Their values: tests/support/hopper_tiles.py."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from hopper import tensor_map, unit
-from hopper_values import CLUSTER, LOAD, MAP, RELEASE, STORE, load, store
+from hopper_tiles import CLUSTER, LOAD, MAP, RELEASE, STORE, load, store
 from simulated import FULL, raises
 
 from fusionreg.core.errors import SimulatorError

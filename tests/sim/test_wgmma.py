@@ -1,6 +1,6 @@
 """Products of warpgroups in the simulator: how many bits e4m3 keeps, and each misuse once.
 
-What they compute otherwise: tests/support/hopper_values.py.
+What they compute otherwise: tests/support/hopper_products.py.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hopper import TYPES, unit
-from hopper_values import launch
+from hopper_products import launch
 from simulated import FULL, raises
 
 from fusionreg.core.errors import CompileError
