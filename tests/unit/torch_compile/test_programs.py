@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from fusionreg.core.errors import ArgumentError, UnknownNameError
 from fusionreg.torch import FusionWarning
@@ -80,22 +79,6 @@ def test_nothing_but_inputs_and_seed_is_saved_for_the_backward_pass(compiled: An
     assert {t.untyped_storage().data_ptr() for t in floating} <= own, "neither a mask nor a value from inside"
     assert [tuple(t.shape) for t in saved if not t.is_floating_point()] == [(2,)], "seed and offset"
     assert len(storages) <= 3
-
-
-def test_checkpointed_blocks_are_fused_inside_and_draw_their_mask_again(compiled: Any, reports: Any) -> None:
-    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return checkpoint(dropped, x, w, use_reentrant=False)
-
-    x, w = torch.randn(4, 16, requires_grad=True), torch.ones(16, requires_grad=True)
-    torch.manual_seed(5)
-    got = compiled(f, strict=False)(x, w)  # what autograd makes of it saves and restores states: that stays as it is
-    assert "norm.gelu_dropout_layernorm" in fused(reports)
-    mine = torch.autograd.grad(got.sin().sum(), (x, w))
-    torch.manual_seed(5)
-    plain = compiled(dropped)(x, w)
-    same(got, plain)
-    for a, b in zip(mine, torch.autograd.grad(plain.sin().sum(), (x, w)), strict=True):
-        same(a, b)
 
 
 def test_gradients_end_where_the_program_ends_them(compiled: Any, reports: Any) -> None:

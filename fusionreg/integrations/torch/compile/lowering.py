@@ -6,6 +6,7 @@ nobody knows, so that all else can be matched around it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from ..aten import SILENT
 from ..convert import emit_call
 from ..emitter import Emitter, N, V
 from ..operators import Operators
+from ..operators.schema import NAMESPACE
 from ..program import Call, NumberMeta, Program, Ref, TensorMeta, refs
 from .reading import Traced
 from .unfolding import unfold
@@ -131,7 +133,7 @@ class _Lowering:
     def _unknown(self, call: Call) -> None:
         e = self.e
         known = self.traced.foreign.get(call.target)
-        if getattr(known, "namespace", "") != "fusionreg":
+        if getattr(known, "namespace", "") != NAMESPACE and known is not operator.getitem:
             self.opaque[str(known or call.target)] = None
         given = [e.env.get(name) for name in dict.fromkeys(call.refs())]
         operands: list[V | None] = [v for v in given if isinstance(v, V)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -114,9 +115,13 @@ class Reach:
 
 
 def place(traced: Traced) -> torch.device:
-    """Where the tensors of a program are; numbers in CPU tensors without axes go anywhere, and do not count."""
-    for spec in traced.program.inputs:
-        value = traced.values.get(spec.name)
-        if isinstance(value, torch.Tensor) and (value.dim() or value.device.type != "cpu"):
-            return value.device
-    return torch.device("cpu")
+    """Where the tensors of a program are."""
+    return place_of(traced.values.get(s.name) for s in traced.program.inputs) or torch.device("cpu")
+
+
+def place_of(values: Iterable[Any]) -> torch.device | None:
+    """Where tensors are; None where there are none, or they are in several places. Those in CPU memory do not count
+    beside others: numbers without axes go anywhere, and states of generators concern nobody."""
+    found = {v.device for v in values if isinstance(v, torch.Tensor) and (v.dim() or v.device.type != "cpu")}
+    other = {d for d in found if d.type != "cpu"} or found
+    return other.pop() if len(other) == 1 else None

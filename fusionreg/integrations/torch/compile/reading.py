@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ from fusionreg.core.frozen import EMPTY, FrozenDict
 
 from .. import schemas, source
 from ..functionalize import functionalize
-from ..program import Call, InputSpec, OutputSpec, Program, Ref, refs
+from ..program import Call, InputSpec, NumberMeta, OutputSpec, Program, Ref, refs
 from ..read_fx import GraphReader
 from ..structure import Structure
+from . import random
 
 #: How targets of calls to operators of other libraries begin in a program; a number follows.
 FOREIGN = "foreign."
@@ -52,15 +54,16 @@ def read(module: torch.fx.GraphModule, name: str) -> Traced:
             library that writes or gives views.
     """
     module = _copied(module)
+    random.describe(module.graph)
     reader = _Reader(name)
     constants = _inputs_for_constants(module)
     inputs = []
     for node in module.graph.find_nodes(op="placeholder"):
         value = constants.get(node.name, node.meta.get("val"))
-        known = isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
-        inputs.append(InputSpec(node.name, "user") if known else InputSpec(node.name, "literal", value=value))
+        literal = value is None or isinstance(value, int | float | str)
+        inputs.append(InputSpec(node.name, "literal", value=value) if literal else InputSpec(node.name, "user"))
         reader.taken.add(node.name)
-        if known:
+        if not literal:
             reader.note(node.name, value)
     results = reader.graph(module.graph, module)
     program = Program(
@@ -73,6 +76,9 @@ def read(module: torch.fx.GraphModule, name: str) -> Traced:
     return Traced(pure, reader.values, constants, reader.foreign)
 
 
+_VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, type(None))
+
+
 class _Reader(GraphReader):
     """Takes operators of other libraries as they are."""
 
@@ -83,9 +89,16 @@ class _Reader(GraphReader):
     def _placeholder(self, node: torch.fx.Node) -> Any:
         return Ref(node.name) if node.name in self.values else node.meta.get("val")
 
+    def note(self, name: str, value: Any) -> None:
+        """Lists within lists and generators have no form of their own: what reads them is an operator of others."""
+        if isinstance(value, _VALUES):
+            super().note(name, value)
+        else:
+            self.values[name], self.metas[name] = value, NumberMeta("bool", name)
+
     def call(self, node: torch.fx.Node, env: dict[torch.fx.Node, Any]) -> Any:
         target: Any = node.target
-        higher = isinstance(target, torch._ops.HigherOrderOperator)
+        higher = isinstance(target, torch._ops.HigherOrderOperator) or target is operator.getitem
         if not higher and (not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims")):
             return super().call(node, env)
         where = source.from_trace(node.meta.get("stack_trace"), "")
