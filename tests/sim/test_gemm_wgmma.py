@@ -16,19 +16,20 @@ from fusionreg.core.proof.report import Status
 from fusionreg.core.registry import catalog as registry
 
 CATALOG = registry.load(allow=("gemm",))
-ENTRY = CATALOG["gemm.scale_bias"]
-KERNEL = ENTRY.kernel("wgmma")
 
 
-def job(transposed: int, multiprocessors: int, axes: dict[str, int], **params: int) -> tuple[Job, SimExecutor]:
+def job(
+    transposed: int, multiprocessors: int, axes: dict[str, int], fusion: str = "gemm.scale_bias", **params: int
+) -> tuple[Job, SimExecutor]:
+    entry = CATALOG[fusion]
     executor = SimExecutor(Cache(), target="sm_90a", multiprocessors=multiprocessors)
-    rows = derive(ENTRY, KERNEL, executor.target, "quick")
+    rows = derive(entry, entry.kernel("wgmma"), executor.target, "quick")
     base = next(t for t in rows if t.name == f"{'float16' if transposed else 'bfloat16'}-tails")
     trial = replace(
         base, axes=FrozenDict(axes), attributes=FrozenDict({"transB": transposed}), exactly=True,
         params=FrozenDict({"BM": 128, **params}),
     )  # fmt: skip
-    found = prepare(ENTRY, KERNEL, trial, executor)
+    found = prepare(entry, entry.kernel("wgmma"), trial, executor)
     assert isinstance(found, Job), found
     return found, executor
 
@@ -66,3 +67,27 @@ def test_what_a_pipeline_must_not_lack(text, other):
     assert found.source.text.count(text) >= 1
     broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
     assert execute(broken, executor, CATALOG.ops).status.failed
+
+
+NARROW = {"fusion": "gemm.scaled", "BN": 64, "CLUSTER": 1}
+
+
+def test_e4m3_blocks_take_several_tiles():
+    found, executor = job(1, 1, {"M": 200, "K": 2064, "N": 72}, **NARROW)
+    result = execute(found, executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
+
+
+def test_e4m3_sums_are_widened_in_time():
+    """The tensor core's own sums keep some 14 bits: over all of k that is not enough."""
+    found, executor = job(1, 1, {"M": 40, "K": 4096, "N": 72}, **NARROW)
+    assert execute(found, executor, CATALOG.ops).status is Status.PASSED
+    text = found.source.text
+    for old, new in (("part, a + 2 * k, b + 2 * k, k > 0", "part, a + 2 * k, b + 2 * k, step + k > 0"),
+                     ("sum[i] += part[i]", "sum[i] = part[i]"), ("float part[BN / 2];", "")):  # fmt: skip
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    text = text.replace("float sum[BN / 2] = {};", "float sum[BN / 2] = {}, part[BN / 2];")
+    broken = replace(found, source=changed(found.source, text))
+    result = execute(broken, executor, CATALOG.ops)
+    assert result.status is Status.INCORRECT_NUMERICAL, result

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fusionreg.core.spec import KernelSpec, TensorMap
+from fusionreg.core.spec import KernelSpec
 
 from .skinny_kernels import skinny
+from .wgmma_kernels import wgmma
 
 #: Of kernels without evidence.
 _UNSEEN = "no GPU has run it yet"
@@ -73,45 +74,6 @@ def _tensor_core(constants: dict[str, str]) -> KernelSpec:
     )
 
 
-def _wgmma(constants: dict[str, str]) -> KernelSpec:
-    tiles = "ceildiv(M, BM * CLUSTER) * ceildiv(N, BN)"
-    return KernelSpec(
-        name="wgmma",
-        template="wgmma.cu.j2",
-        regions="y",
-        summary="wgmma fed by TMA, warp-specialised and persistent; clusters share tiles of w",
-        targets="sm_90a",
-        requires=(
-            'T in ("float16", "bfloat16")',
-            "stride(x, 1) == 1 and stride(w, 1) == 1",
-            "aligned(y, 16) and N % 8 == 0",
-        ),
-        strides=("x", "w"),
-        params={"BM": (128,), "BN": (256, 128, 64), "CLUSTER": (2, 1)},
-        valid=("BN >= 64 * CLUSTER",),
-        constants={"STAGES": "4 if BN == 256 else 6 if BN == 128 else 8", **constants},
-        tensor_maps=(
-            TensorMap(
-                name="x_map", operand="x", dims=("K", "M"), strides="stride(x, 0)", box=("64", "BM"), swizzle="128",
-                l2_promotion=256,
-            ),
-            TensorMap(
-                name="w_map", operand="w", dims=("K if transB else N", "N if transB else K"), strides="stride(w, 0)",
-                box=("64", "BN // CLUSTER if transB else 64"), swizzle="128", l2_promotion=256,
-            ),
-            TensorMap(name="y_map", operand="y", dims=("N", "M"), strides="N", box=("64", "64"), swizzle="128"),
-        ),
-        grid=f"CLUSTER * max(1, min({tiles}, multiprocessors // CLUSTER))",
-        block="384",
-        cluster="CLUSTER",
-        min_blocks=1,
-        shared_memory="STAGES * (BM + BN) * 128 + 4 * 64 * 128 + STAGES * 16",
-        pending=_UNSEEN,
-        estimate=f"4e-6 + ceildiv({tiles}, multiprocessors // CLUSTER) * (BM * BN * K * 2 / "
-        "(4.9e12 if BN == 256 else 4.2e12 if BN == 128 else 2.8e12) + 2e-6)",
-    )  # fmt: skip
-
-
 def kernels(constants: dict[str, str]) -> tuple[KernelSpec, ...]:
     """All of them, for a fusion whose epilogue has these ``constants``."""
-    return (*(kernel(constants) for kernel in (_wgmma, _tensor_core, _plain)), skinny(constants, weight="T"))
+    return (wgmma(constants), _tensor_core(constants), _plain(constants), skinny(constants, weight="T"))

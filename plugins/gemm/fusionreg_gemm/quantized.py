@@ -12,6 +12,7 @@ from fusionreg.core.spec import AttributeSpec, Case, FusionSpec
 
 from .dense import ACTIVATIONS
 from .skinny_kernels import general, skinny
+from .wgmma_kernels import wgmma
 from .workloads import quantized, scaled
 
 _WIDE, _NARROW = ("float16", "bfloat16"), ("int8", "float8_e4m3fn")
@@ -106,7 +107,10 @@ def _scaled(words: str, summary: str, endings: tuple[str, ...], **bias: str) -> 
                 summary="the sum before the scales is no fp16 number",
             ),
         ),
-        kernels=tuple(make(constants, weight="float8_e4m3fn", x="float8_e4m3fn") for make in (skinny, general)),
+        kernels=(
+            wgmma(constants, narrow=True),
+            *(make(constants, weight="float8_e4m3fn", x="float8_e4m3fn") for make in (skinny, general)),
+        ),
         workloads=scaled(words),
         tags=("S15", "inference", "gemm", "quantization"),
     )
