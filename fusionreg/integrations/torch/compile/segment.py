@@ -12,10 +12,11 @@ from fusionreg.core.matcher.match import Match
 
 from ..operators import Operators
 from . import autocast
+from .gradients import Gradients
 from .guards import Extents
 from .lowering import Lowered, lower
 from .options import Options
-from .reach import Reach, place_of
+from .reach import Reach
 from .reading import Traced, read
 from .report import FusedSite, LostSite, Report
 from .retrace import to_aten
@@ -40,7 +41,7 @@ class Fuser:
 
     def rewrite(self, segment: torch.fx.GraphModule, values: list[Any]) -> torch.fx.GraphModule | None:
         """The segment with what could be fused as calls; None where nothing was, or it cannot be rewritten."""
-        device = place_of(values)
+        device = _device(values)
         if device is None or self.options.policy == "off":
             return None
         if device.type == "cpu" and self.options.device != "sim":
@@ -52,7 +53,7 @@ class Fuser:
         """A graph that autograd has made, of aten calls, with what could be fused as calls; ``module`` itself, as it
         was, where nothing could."""
         values = [n.meta.get("val") for n in module.graph.find_nodes(op="placeholder")]
-        device = place_of(values)
+        device = _device(values)
         if device is None or self.options.policy == "off" or (device.type == "cpu" and self.options.device != "sim"):
             return module
         with torch.no_grad():
@@ -84,10 +85,12 @@ class Fuser:
         reach, extents = Reach(traced, lowered), Extents(traced)
 
         def refuses(match: Match) -> str | None:
-            own = reach.refusal(match) or gradients.refusal(match)
-            return own or extents.refusal(match, self.operators.registry.catalog[match.fusion])
+            return reach.refusal(match) or extents.refusal(match, self.operators.registry.catalog[match.fusion])
 
-        plan = self.registry.plan(lowered.graph, policy=self.options.policy, refuses=refuses, executor=self._executor())
+        plan = self.registry.plan(
+            lowered.graph, policy=self.options.policy, refuses=refuses, gradients=gradients.backward,
+            executor=self._executor(),
+        )  # fmt: skip
         self.reports.append(self._report(plan, lowered, gradients, reach))
         chosen = [m for m in plan.chosen if not reach.stands(m)]
         if not chosen:
@@ -108,42 +111,17 @@ class Fuser:
         def described(match: Match) -> tuple[tuple[str, ...], str]:
             return reach.covered(match), nodes[match.root].source
 
-        new = [m for m in plan.chosen if not reach.stands(m)]
-        fused = tuple(FusedSite(m.fusion, *described(m), bool(gradients.wanted(m))) for m in new)
+        rows = zip(plan.chosen, plan.savings, plan.backwards or ("",) * len(plan.chosen), strict=True)
+        fused = tuple(
+            FusedSite(m.fusion, *described(m), bool(gradients.wanted(m)), s.seconds, backward)
+            for m, s, backward in rows
+            if not reach.stands(m)
+        )
         lost = tuple(LostSite(x.match.fusion, *described(x.match), x.reason) for x in plan.losers)
         return Report(fused, lost, (), lowered.opaque, self.options.policy)
 
 
-class Gradients:
-    """Which values of a lifted graph carry a gradient, and whether a fused call could pass it on."""
-
-    def __init__(self, traced: Traced, lowered: Lowered, operators: Operators, values: Sequence[Any]) -> None:
-        self.operators, self.graph = operators, lowered.graph
-        self.carrying: set[str] = set()
-        if not torch.is_grad_enabled():
-            return
-        for spec, value in zip(traced.arguments, values, strict=True):
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                self.carrying.add(spec.name)
-        for node in self.graph.nodes:
-            ends = node.attrs.get("target", "") in _ENDS
-            if not ends and any(i in self.carrying for i in node.inputs):
-                self.carrying.update(o for o in node.outputs if o and self._floating(o))
-
-    def _floating(self, name: str) -> bool:
-        return "float" in self.graph.values[name].dtype
-
-    def wanted(self, match: Match) -> tuple[str, ...]:
-        """Inputs of the fusion whose gradient somebody will ask for."""
-        return tuple(tensor for tensor, name in match.inputs.items() if name in self.carrying)
-
-    def refusal(self, match: Match) -> str | None:
-        """Why a fused call could not pass gradients on, None where it can or need not."""
-        wanted = self.wanted(match)
-        if not wanted:
-            return None
-        absent = [t for t in self.operators.registry.catalog[match.fusion].inputs if t not in match.inputs]
-        return self.operators.gradient_refusal(match.fusion, wanted, absent)
-
-
-_ENDS = frozenset({"aten.detach.default", "aten.detach_copy.default"})
+def _device(values: list[Any]) -> torch.device | None:
+    """Where the tensors of a segment are; None where there are none, or they are in several places."""
+    found = {v.device for v in values if isinstance(v, torch.Tensor) and (v.dim() or v.device.type != "cpu")}
+    return found.pop() if len(found) == 1 else None
