@@ -60,6 +60,7 @@ class Report:
         stage: which graph it was: ``captured``, before autograd, or what autograd made of it: ``forward``, ``backward``
             or ``inference``.
         seconds: that all this took.
+        plans: digests of the plans of its parts: equal on every rank that compiles the same graph.
     """
 
     fused: tuple[FusedSite, ...] = ()
@@ -69,6 +70,7 @@ class Report:
     policy: str = "balanced"
     seconds: float = 0.0
     stage: str = "captured"
+    plans: tuple[str, ...] = ()
 
     @classmethod
     def joined(cls, reports: Iterable[Report], policy: str, seconds: float, stage: str = "captured") -> Report:
@@ -82,6 +84,7 @@ class Report:
             policy,
             seconds,
             stage,
+            tuple(p for r in parts for p in r.plans),
         )
 
     @property

@@ -118,7 +118,7 @@ class Fuser:
             if not reach.stands(m)
         )
         lost = tuple(LostSite(x.match.fusion, *described(x.match), x.reason) for x in plan.losers)
-        return Report(fused, lost, (), lowered.opaque, self.options.policy)
+        return Report(fused, lost, (), lowered.opaque, self.options.policy, plans=(plan.digest,))
 
 
 def _device(values: list[Any]) -> torch.device | None:
