@@ -36,7 +36,8 @@ def test_units_compile_once_each_ahead_of_use(catalog, fake):
     report = run(catalog, ["gemm.scale"], executor=executor, cases="quick")
     known = {e.digest for e in report.evaluations if e.digest}
     compared = {e.digest for e in report.evaluations if e.max_abs}
-    assert compared <= set(executor.compiled) <= known and len(set(executor.compiled)) < 20
+    assert compared <= set(executor.compiled) <= known
+    assert len(set(executor.compiled)) < 10 * len(catalog["gemm.scale"].kernels)
 
 
 def test_a_kernel_that_refuses_is_skipped_with_its_reason(catalog, fake):
@@ -59,7 +60,7 @@ def test_quick_stresses_units_that_differ_in_more_than_dtype_and_choice(catalog,
 
     class Stressed(fake):
         def stress(self, code, job, expected):
-            asked.append((job.candidate.params, job.trial.forms, job.trial.absent))
+            asked.append((job.entry.name, job.candidate.params, job.trial.forms, job.trial.absent))
             return ""
 
     executor = Stressed()
@@ -199,7 +200,7 @@ def test_unknown_names(catalog, fake):
 
 def test_every_launch_mutant_dies(catalog, fake):
     verdicts = run_mutants(catalog, [FUSION], executor=fake(), only=[m.name for m in LAUNCH_MUTANTS])
-    assert len(verdicts) == 2 * len(LAUNCH_MUTANTS)
+    assert len(verdicts) == len(catalog[FUSION].kernels) * len(LAUNCH_MUTANTS)
     assert not [str(v) for v in verdicts if v.survived]
 
 
