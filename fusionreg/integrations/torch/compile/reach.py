@@ -42,7 +42,7 @@ class Reach:
         for call in self.several:
             here, elsewhere = self._parted(call, inside)
             if here and elsewhere:
-                return f"{call.target} would run beside it: its result {elsewhere[0]} is asked for too"
+                return f"{self._name(call)} would run beside it: its result {elsewhere[0]} is asked for too"
         return None
 
     def _parted(self, call: Call, inside: frozenset[str]) -> tuple[list[str], list[str]]:
@@ -59,11 +59,10 @@ class Reach:
 
     def covered(self, match: Match) -> tuple[str, ...]:
         """The calls of the program that a site takes the place of, in their order: targets without overloads."""
-        return tuple(
-            str(self.foreign.get(c.target, c.target)).rpartition(".")[0]
-            for c in self._calls(match)
-            if c.target not in BARRIERS
-        )
+        return tuple(self._name(c) for c in self._calls(match) if c.target not in BARRIERS)
+
+    def _name(self, call: Call) -> str:
+        return str(self.foreign.get(call.target, call.target)).rpartition(".")[0]
 
     def stands(self, match: Match) -> bool:
         """Whether a match is what one call of a fusion already does."""
