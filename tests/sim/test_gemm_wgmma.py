@@ -24,9 +24,10 @@ def job(
     entry = CATALOG[fusion]
     executor = SimExecutor(Cache(), target="sm_90a", multiprocessors=multiprocessors)
     rows = derive(entry, entry.kernel("wgmma"), executor.target, "quick")
-    base = next(t for t in rows if t.name == f"{'float16' if transposed else 'bfloat16'}-tails")
+    tails = [t for t in rows if t.name.endswith("-tails") and t.attributes["transB"] == transposed and t.params]
+    base = min(tails, key=lambda t: t.dtypes["T"] != "float16")  # which is the more exact
     trial = replace(
-        base, axes=FrozenDict(axes), attributes=FrozenDict({"transB": transposed}), exactly=True,
+        base, axes=FrozenDict(axes), exactly=True,
         params=FrozenDict({"BM": 128, **params}),
     )  # fmt: skip
     found = prepare(entry, entry.kernel("wgmma"), trial, executor)
@@ -67,6 +68,15 @@ def test_what_a_pipeline_must_not_lack(text, other):
     assert found.source.text.count(text) >= 1
     broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
     assert execute(broken, executor, CATALOG.ops).status.failed
+
+
+@pytest.mark.parametrize(("transposed", "columns", "cluster"), [(1, 256, 2), (0, 128, 1)])
+def test_gated_blocks_take_several_tiles(transposed, columns, cluster):
+    """A tile has columns of both weights, in clusters each block asks for those of one."""
+    axes = {"M": 300, "K": 200, "N": 264}
+    found, executor = job(transposed, 2, axes, fusion="gemm.gated", BN=columns, CLUSTER=cluster)
+    result = execute(found, executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
 
 
 NARROW = {"fusion": "gemm.scaled", "BN": 64, "CLUSTER": 1}

@@ -1,6 +1,7 @@
 """The family ``gemm``: x @ W with scale, bias and activation in the accumulator's registers, one cast at the end.
 
-A module for each group of fusions, and one for its kernels: ``dense`` has weights of x's dtype, ``quantized`` of 8 bits.
+A module for each group of fusions, and one for its kernels: ``dense`` has weights of x's dtype, ``quantized`` of 8 bits;
+``gated`` has two weights.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from fusionreg.core.registry.library_calls import LibraryCall
 from fusionreg.core.spec import FusionSpec, KernelSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import cublaslt, dense, quantized
+from . import cublaslt, dense, gated, quantized
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*dense.FUSIONS, *quantized.FUSIONS)
+    return (*dense.FUSIONS, *gated.FUSIONS, *quantized.FUSIONS)
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Kernels on Hopper's tensor cores, of 16-bit operands and of e4m3: one template, ``wgmma.cu.j2``."""
+"""Kernels on Hopper's tensor cores: 16-bit operands and e4m3, one weight or two; one template, ``wgmma.cu.j2``."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ from collections.abc import Mapping
 
 from fusionreg.core.spec import KernelSpec, TensorMap
 
-_TILES = "ceildiv(M, BM * CLUSTER) * ceildiv(N, BN)"
 #: A stage has 128 bytes of k, of BM rows of x and BN columns of w; beside the stages there are 32 KB of y.
 _STAGES = "4 if BN > 128 else 6 if BN > 64 else 8"
+#: FLOP/s of one multiprocessor, by operands.
+_WIDE = "4.9e12 if BN > 128 else 4.2e12 if BN > 64 else 2.8e12"
+_NARROW = "9e12 if BN > 128 else 8e12 if BN > 64 else 5e12"
 
 
-def wgmma(constants: Mapping[str, str], narrow: bool = False) -> KernelSpec:
-    """The kernel for a fusion whose epilogue has these ``constants``; ``narrow``: x and w are e4m3, else of dtype T."""
+def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str, ...] = ("w",)) -> KernelSpec:
+    """The kernel for a fusion whose epilogue has these ``constants``.
+
+    Args:
+        constants: forms of scales and bias.
+        narrow: whether x and w are e4m3, else they are of dtype T.
+        weights: w, or gate and up, of each of which a tile has half as many columns.
+    """
     run = 128 if narrow else 64  # elements of k in a row of a tile
-    columns = "BN // CLUSTER" if narrow else "BN // CLUSTER if transB else 64"
-    rates = (
-        "9e12 if BN > 128 else 8e12 if BN > 64 else 5e12"
-        if narrow
-        else "4.9e12 if BN > 128 else 4.2e12 if BN > 64 else 2.8e12"
-    )
+    gated = len(weights) == 2
+    width = "(BN // 2)" if gated else "BN"
+    box = "BN // 2" if gated else "BN // CLUSTER"
+    tiles = f"ceildiv(M, BM * CLUSTER) * ceildiv(N, {width})"
+    contiguous = " and ".join(f"stride({name}, 1) == 1" for name in ("x", *weights))
     return KernelSpec(
         name="wgmma",
         template="wgmma.cu.j2",
@@ -28,30 +35,39 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False) -> KernelSpec:
         targets="sm_90a",
         requires=(
             'T in ("float16", "bfloat16")',
-            "stride(x, 1) == 1 and stride(w, 1) == 1",
+            contiguous,
             *(("transB == 1",) if narrow else ()),  # 8-bit operands have k in their rows
             "aligned(y, 16) and N % 8 == 0",
         ),
-        strides=("x", "w"),
-        params={"BM": (128,), "BN": (192, 128, 64) if narrow else (256, 128, 64), "CLUSTER": (2, 1)},
-        valid=("BN >= 64 * CLUSTER",),
-        constants={"NARROW": str(int(narrow)), "SCALED": "0", "STAGES": _STAGES, **constants},
+        strides=("x", *weights),
+        params={
+            "BM": (128,), "BN": (192, 128, 64) if narrow else (256, 128) if gated else (256, 128, 64), "CLUSTER": (2, 1)
+        },
+        valid=(f"{width} >= 64 and BN >= 64 * CLUSTER",),
+        constants={
+            "NARROW": str(int(narrow)), "GATED": str(int(gated)), "SCALED": "0", "STAGES": _STAGES, **constants
+        },
         tensor_maps=(
             TensorMap(
                 name="x_map", operand="x", dims=("K", "M"), strides="stride(x, 0)", box=(run, "BM"), swizzle="128",
                 l2_promotion=256,
             ),
-            TensorMap(
-                name="w_map", operand="w", dims=("K if transB else N", "N if transB else K"), strides="stride(w, 0)",
-                box=(run, columns), swizzle="128", l2_promotion=256,
+            *(
+                TensorMap(
+                    name=name, operand=weight, dims=("K if transB else N", "N if transB else K"),
+                    strides=f"stride({weight}, 0)", box=(run, f"{box} if transB else 64"), swizzle="128",
+                    l2_promotion=256,
+                )
+                for name, weight in zip(("w_map", "up_map"), weights, strict=False)
             ),
             TensorMap(name="y_map", operand="y", dims=("N", "M"), strides="N", box=("64", "64"), swizzle="128"),
         ),
-        grid=f"CLUSTER * max(1, min({_TILES}, multiprocessors // CLUSTER))",
+        grid=f"CLUSTER * max(1, min({tiles}, multiprocessors // CLUSTER))",
         block="384",
         cluster="CLUSTER",
         min_blocks=1,
         shared_memory="STAGES * (BM + BN) * 128 + 4 * 64 * 128 + STAGES * 16",
         pending="no GPU has run it yet",
-        estimate=f"4e-6 + ceildiv({_TILES}, multiprocessors // CLUSTER) * (BM * BN * K * 2 / ({rates}) + 2e-6)",
+        estimate=f"4e-6 + ceildiv({tiles}, multiprocessors // CLUSTER)"
+        f" * (BM * BN * K * 2 / ({_NARROW if narrow else _WIDE}) + 2e-6)",
     )  # fmt: skip

@@ -80,6 +80,23 @@ def scaled(words: str) -> tuple[Workload, ...]:
     )
 
 
+def gated() -> tuple[Workload, ...]:
+    """The first half of the feed-forward networks of Llama-3-8B and 70B."""
+    return tuple(
+        Workload(
+            name=f"llama-{name}-gated-{m}",
+            row="S15 more",
+            mode="g" if m <= 256 else "b",
+            axes={"M": m, "N": n, "K": k},
+            dtypes={"T": "bfloat16"},
+            attributes={"transB": 1, "activation": "Swish"},
+            forms={"gate": "T[N K]", "up": "T[N K]"},
+        )
+        for name, n, k in (("8B", 14336, 4096), ("70B", 28672, 8192))
+        for m in (256, 4096)
+    )
+
+
 def _narrow(name: str, row: str, m: int, n: int, k: int, dtypes: dict[str, str], goal: str = "") -> Workload:
     return Workload(
         name=name,

@@ -197,6 +197,16 @@ def test_float64_allows_for_the_reference_itself():
     assert not judge(exact + 2.0**-44, exact, kind="float64").passed
 
 
+def test_nan_for_an_infinity_is_right_where_the_chain_has_it_too():
+    """1e-300 times inf: zero times inf in fp32. Not where the chain has the infinity, nor for a number."""
+    inf, nan = np.inf, np.nan
+    assert judge([nan, 1.0], [inf, 1.0], [nan, 1.0]).passed
+    assert not judge([nan, 1.0], [inf, 1.0], [inf, 1.0]).passed
+    assert not judge([nan, 1.0], [2.0, 1.0], [nan, 1.0]).passed
+    assert judge([inf, 1.0], [inf, 1.0], [nan, 1.0]).passed
+    assert not judge([-inf, 1.0], [inf, 1.0], [nan, 1.0]).passed
+
+
 def test_spec_tolerance_widens_by_ulp():
     assert not judge([1 + 3 * 2.0**-10], [1.0]).passed
     assert judge([1 + 3 * 2.0**-10], [1.0], slack=Tolerance(dtype="float16", ulp=2, reason="")).passed

@@ -1,0 +1,59 @@
+"""``gemm.gated``: the first half of a gated feed-forward network (SwiGLU, GeGLU, ReGLU), two products in a kernel."""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec
+
+from .wgmma_kernels import wgmma
+from .workloads import gated
+
+#: No operand of the epilogue is there.
+_FORMS = {"SCALE_FORM": "-1", "BIAS_FORM": "-1"}
+
+_PLAIN = KernelSpec(
+    name="plain",
+    template="gated_plain.cu.j2",
+    summary="fp32 FMA over shared-memory tiles: any shape, alignment and row or column stride",
+    strides=("x", "gate", "up"),
+    params={"BM": (32,), "BN": (32,), "BK": (16,)},
+    constants=_FORMS,
+    grid="ceildiv(M, BM) * ceildiv(N, BN)",
+    block="256",
+    pending="no GPU has run it yet",
+    estimate="3e-6 + ceildiv(ceildiv(M, BM) * ceildiv(N, BN), 132) * BM * BN * K * 4 / 1e11",
+)
+
+FUSIONS = (
+    FusionSpec(
+        api=1,
+        name="gemm.gated",
+        summary="an activation of x @ gate, times x @ up",
+        pattern="g = MatMul(x, gate, transB=transB)\nu = MatMul(x, up, transB=transB)\n"
+        'a = any_of(Swish, Gelu, Relu, Sigmoid, "activation", gelu_tanh=Gelu(approximate="tanh"))(g)\n'
+        "y = Mul(a, u)",
+        inputs={"x": "T[... M K]", "gate": "T[K N] | T[N K]", "up": "T[K N] | T[N K]"},
+        outputs={"y": "T[... M N]"},
+        dtypes={"T": ("float16", "bfloat16", "float32")},
+        axes={"M": "rows of x, leading axes folded in", "K": "summed over", "N": "output channels"},
+        attributes={
+            "transB": AttributeSpec(
+                type="int", default=0, choices=(0, 1), static=True, summary="1 when the weights are stored [N K]"
+            )
+        },
+        autocast="lower",
+        constraints=tuple(
+            f"shape({w}, -1) == (K if transB else N) and shape({w}, -2) == (N if transB else K)" for w in ("gate", "up")
+        ),
+        cases=(
+            Case(
+                name="product_after_overflow",
+                axes={"M": 3, "K": 8, "N": 16},
+                values={"x": "256", "gate": "-1e-3", "up": "64"},
+                summary="x @ up is no fp16 number, its product with the gate is",
+            ),
+        ),
+        workloads=gated(),
+        kernels=(wgmma(_FORMS, weights=("gate", "up")), _PLAIN),
+        tags=("S15", "inference", "gemm"),
+    ),
+)
