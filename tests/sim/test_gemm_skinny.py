@@ -110,3 +110,39 @@ def test_what_the_kernel_must_not_lack(text, other):
     assert source.count(text) >= 1
     broken = replace(job, source=changed(job.source, source.replace(text, other, 1)))
     assert execute(broken, SimExecutor(Cache()), CATALOG.ops).status.failed
+
+
+@pytest.mark.parametrize("split", [1, 8])
+def test_sums_are_fp32_for_long_k(split):
+    """64k terms of both signs: within fp32's rounding of the sum of their magnitudes, which half is far from."""
+    k, rng = 65536, np.random.default_rng(8)
+    x, w = (rng.standard_normal(shape).astype(E4M3) for shape in ((1, k), (16, k)))
+    job = made("gemm.scaled", "skinny", "float32-base", {"M": 1, "K": k, "N": 16}, 1, BM=8, SPLIT=split)
+    one = np.ones((), np.float32)
+    job = replace(job, arrays={**job.arrays, "x": x, "w": w, "scale_x": one, "scale_w": np.ones(16, np.float32)})
+    executor = SimExecutor(Cache())
+    y = executor.launch(executor.compile(job.source), job, 0.0)["y"].astype(np.float64)
+    terms = x.astype(np.float64) * w.astype(np.float64)
+    error = np.abs(y[0] - terms.sum(axis=1)) / np.abs(terms).sum(axis=1)
+    assert error.max() < 2.0**-18, error.max()
+    half = np.abs(terms.sum(axis=1).astype(np.float16) - terms.sum(axis=1)) / np.abs(terms).sum(axis=1)
+    assert error.max() < half.max()
+
+
+@pytest.mark.parametrize("kernel", ["skinny", "plain"])
+def test_a_scale_that_is_not_finite_stands_in_front_of_the_sum(kernel):
+    """inf * 0 is NaN in front of a product; behind it, the sum of the others would be infinite."""
+    job = made("gemm.dequantize", kernel, "float16,int8-base", {"M": 2, "K": 32, "N": 16}, 1)
+    assert job.problem.forms["scale"] == 1, "the base trial has a scale for each channel"
+    w = np.full((16, 32), 2, np.int8)
+    w[1, 3], w[2, 5] = 0, -1
+    scale = np.ones(16, np.float16)
+    scale[:3], scale[3] = np.inf, np.nan
+    x = np.ones((2, 32), np.float16)
+    bias = {n: np.zeros_like(a) for n, a in job.arrays.items() if n == "bias"}
+    job = replace(job, arrays={**job.arrays, **bias, "x": x, "w": w, "scale": scale})
+    executor = SimExecutor(Cache())
+    y = executor.launch(executor.compile(job.source), job, 0.0)["y"].astype(float)
+    expected = np.full((2, 16), 64.0)
+    expected[:, :4] = [np.inf, np.nan, np.nan, np.nan]
+    np.testing.assert_array_equal(y, expected)

@@ -19,6 +19,8 @@ from fusionreg.core.ir import Graph, Node
 from fusionreg.core.ops import Vocabulary
 from fusionreg.core.rewrite import extract
 
+from .schemas import torch_dtype
+
 
 @dataclass(frozen=True)
 class LibraryPeer:
@@ -45,6 +47,8 @@ def library_peers(graph: Graph, ops: Vocabulary) -> tuple[LibraryPeer, ...]:
     found: list[LibraryPeer | None] = []
     if len(products) == 1 and set(products[0].inputs) <= set(graph.inputs) and not products[0].attrs.get("transA"):
         found += [_product(graph, products[0], ops), _epilogue(graph, products[0])]
+    if len(products) == 1:
+        found.append(_scaled_product(graph, products[0], ops))
     pair = _residual_norm(graph)
     for node in graph.nodes:
         if node.op in ("LayerNormalization", "RMSNormalization", "Softmax", "GroupNormalization"):
@@ -73,6 +77,40 @@ def _exactly(graph: Graph, node: Node, ops: Vocabulary) -> Callable[..., tuple[A
         return tuple(evaluate(part, dict(zip(part.inputs, arrays, strict=True)), ops=ops, mode="exact").values())
 
     return exact
+
+
+def _scaled_product(graph: Graph, product: Node, ops: Vocabulary) -> LibraryPeer | None:
+    """cuBLASLt's product of two e4m3 tensors with a scale of each, as ``torch._scaled_mm`` calls it."""
+    made = {o: n for n in graph.nodes for o in n.outputs}
+    casts = [made.get(i) for i in product.inputs]
+    if any(c is None or c.op != "Cast" or c.inputs[0] not in graph.inputs for c in casts):
+        return None
+    x, w = (c.inputs[0] for c in casts if c is not None)
+    narrow = all(graph.values[name].dtype == "float8_e4m3fn" for name in (x, w))
+    part, y = [*casts, product], product.outputs[0]
+    scales: list[str] = []
+    for node in graph.nodes:
+        if node.op == "Mul" and node.inputs[0] == y and node.inputs[1] in graph.inputs and len(scales) < 2:
+            scales.append(node.inputs[1])
+            part.append(node)
+            y = node.outputs[0]
+    if not narrow or len(scales) < 2 or not product.attrs.get("transB") or len(graph.values[x].shape or ()) != 2:
+        return None
+    alone = extract(graph, [n.name for n in part if n is not None], "alone")
+    kind = torch_dtype(graph.values[graph.outputs[0]].dtype)
+
+    def call(x: Any, w: Any, rows: Any, columns: Any) -> Any:
+        if rows.dim() or columns.dim():  # both along their axes, or neither
+            rows, columns = rows.expand(x.shape[0], 1), columns.expand(1, w.shape[0])
+        return torch._scaled_mm(x, w.t(), rows.contiguous(), columns.contiguous(), out_dtype=kind)
+
+    def exact(*arrays: Any) -> tuple[Any, ...]:
+        given = dict(zip((x, w, *scales), arrays, strict=True))
+        return tuple(evaluate(alone, given, ops=ops, mode="exact").values())
+
+    whole = all(n.op == "Cast" for n in graph.nodes if n not in part)
+    computes = "" if whole else f"({x} @ {w}) times its scales"
+    return LibraryPeer("product", computes, (x, w, *scales), call, exact)
 
 
 def _epilogue(graph: Graph, product: Node) -> LibraryPeer | None:

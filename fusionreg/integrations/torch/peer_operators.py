@@ -120,6 +120,19 @@ def _cast(s: Site) -> Any:
     return s.args[0].to(torch_dtype(s.attributes["to"]))
 
 
+def _dequantize(s: Site) -> Any:
+    x, scale = s.args[:2]
+    for name in ("block_size", "output_dtype"):
+        if s.attributes[name]:
+            raise unwritten(s.node, f"{name}={s.attributes[name]}")
+    if s.given(2):
+        raise unwritten(s.node, "a zero point")
+    behind = s.rank() - 1 - s.attributes["axis"] % s.rank()  # axes of x behind the one that the scale runs along
+    if s.rank(1) and behind:
+        scale = scale.reshape(-1, *[1] * behind)
+    return x.to(s.dtype(1)) * scale
+
+
 def _window(s: Site, kernel: int) -> dict[str, Any]:
     """Stride, padding and dilation of a window over ``kernel`` spatial axes; torch pads both sides alike."""
     if s.attributes["auto_pad"] != "NOTSET":
@@ -250,7 +263,8 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         "CastLike": lambda s: s.args[0].to(s.dtype(1)),
         "ReduceSum": _reduce(torch.sum), "ReduceMean": _reduce(torch.mean), "ReduceMax": _reduce(torch.amax),
         "ReduceMin": _reduce(torch.amin), "ReduceSumSquare": _reduce(torch.sum, of=torch.square),
-        "Cast": _cast, "Clip": _clip, "Where": _where, "Reshape": _reshape, "Transpose": _transpose,
+        "Cast": _cast, "DequantizeLinear": _dequantize,
+        "Clip": _clip, "Where": _where, "Reshape": _reshape, "Transpose": _transpose,
         "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Concat": _concat,
         "Expand": _expand,
         "Flatten": lambda s: torch.flatten(s.args[0], s.attributes["axis"]),

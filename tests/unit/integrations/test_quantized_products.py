@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 import fusionreg
 from fusionreg.api import NothingFusedWarning
+from fusionreg.core.pattern.instantiate import instantiate
+from fusionreg.integrations.torch.library_peers import library_peers
 
 RNG = np.random.default_rng(11)
 M, K, N = 5, 32, 48
@@ -157,3 +159,23 @@ def test_scaled_products_of_onnx_models(registry):
     x = RNG.standard_normal((M, K)).astype(E4M3)
     exact = 0.5 * x.astype(float) @ (constants["w"].astype(float) * constants["sw"])
     np.testing.assert_allclose(fused(x=x)["y"], 1 / (1 + np.exp(-exact)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("activation", ["none", "Relu"])
+def test_the_library_that_scaled_products_are_measured_against(registry, per_row, activation):
+    entry, ops = registry.catalog["gemm.scaled"], registry.catalog.ops
+    shapes = {"x": (16, K), "w": (N, K), "scale_x": (16, 1) if per_row else (), "scale_w": (N,) if per_row else ()}
+    graph = instantiate(
+        entry.patterns[0], entry.spec, dtypes={"T": "bfloat16"}, shapes=shapes, ops=ops,
+        choices={"activation": activation}, attributes={"transB": 1},
+    )  # fmt: skip
+    (peer,) = library_peers(graph, ops)
+    assert peer.name == "product" and peer.inputs == ("x", "w", "scale_x", "scale_w")
+    assert peer.computes == ("" if activation == "none" else "(x @ w) times its scales")
+    torch.manual_seed(2)
+    x, w = (torch.randn(shapes[n]).to(torch.float8_e4m3fn) for n in ("x", "w"))
+    scales = [torch.rand(shapes[n]) + 0.5 for n in ("scale_x", "scale_w")]
+    exact = (x.double() @ w.double().t()) * scales[0].double() * scales[1].double()
+    assert torch.allclose(peer.exact(x, w, *scales)[0].double(), exact)
+    assert ((peer.call(x, w, *scales).double() - exact).abs() <= 2.0**-7 * exact.abs().max()).all()
