@@ -82,10 +82,14 @@ def kept(shape, p, seed=11, offset=2):
     return OPS["fusionreg::Dropout"].meaning(NUMPY, np.ones(shape), rng(seed, offset), p=p) > 0
 
 
-#: Of the fusion without dropout two kernels here: their templates are those of the fusion with it.
+#: Of fusions without dropout some kernels here: their templates are those of the fusion with it.
 CONFORMING = [
-    (SWISH, ["cluster", "last_tiles"]), (f"{SWISH}.between", ["plain"]), (DROPPED, None), ("norm.swish_dropout", None)
-]  # fmt: skip
+    (SWISH, [f"{SWISH}/cluster", f"{SWISH}/last_tiles", f"{SWISH}.between/last_cluster"]),
+    (f"{SWISH}.between", ["plain"]),
+    (DROPPED, [k.key for k in CATALOG[DROPPED].kernels]),
+    ("norm.groupnorm.film", ["last_grid"]),
+    ("norm.swish_dropout", None),
+]
 
 
 @pytest.mark.parametrize(("fusion", "kernels"), CONFORMING, ids=[f for f, _ in CONFORMING])

@@ -99,6 +99,7 @@ def _kernels(
             1,
             last,
             summary="channels last: 16 bytes of channels a thread, rows over the grid",
+            regions=("y" if forward else "dx",),
             strides=tensors,
             requires=_last(tensors),
             params={

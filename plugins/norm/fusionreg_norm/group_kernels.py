@@ -56,7 +56,7 @@ def kernels(dropout: bool, swish: bool = True) -> tuple[KernelSpec, ...]:
         _tiles(
             "last_grid", f"max(1, min(multiprocessors // (N * (groups // SLICE)), ceildiv(S // 8, {ROWS})))",
             "channels last: all groups in the registers of all blocks, read once", flags, {}, grid=True,
-            cooperative=True, regions=("x", "y"),
+            cooperative=True, regions=("y",),
         ),
         _last(
             "last_cluster", "SPREAD", "channels last: some groups in the shared memory of a cluster, read once", flags,

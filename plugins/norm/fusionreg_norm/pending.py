@@ -22,6 +22,15 @@ UNPROVEN: dict[str, tuple[str, ...]] = {
 
 #: Fusion → kernels with evidence, but none with operators at their slots.
 UNPROVEN_SLOTS: dict[str, tuple[str, ...]] = {
+    "norm.batchnorm_relu": ("channels_last",),
+    "norm.batchnorm_add_relu": ("channels_last",),
+    "norm.batchnorm_relu_backward": ("channels_last",),
+    "norm.batchnorm_add_relu_backward": ("channels_last",),
+    "norm.dropout_residual_layernorm_backward": ("stream", "long"),
+    "norm.gelu_dropout_layernorm_backward": ("stream", "long"),
+    "norm.layernorm_backward": ("stream", "long"),
+    "norm.residual_rmsnorm_backward": ("stream", "long"),
+    "norm.rmsnorm_backward": ("stream", "long"),
     "norm.groupnorm_swish": ("cluster", "stream", "last_cluster", "last_stream", "last_tiles", "last_grid"),
     "norm.groupnorm_swish_dropout": ("cluster", "stream", "last_cluster", "last_stream", "last_tiles", "last_grid"),
 }

@@ -210,6 +210,7 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
         KernelSpec(
             name="stream",
             template="row_backward_stream.cu.j2",
+            regions=("dx",),
             summary="blocks that stay; x and dy read once, sums over rows in registers to the end",
             requires=(
                 f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}",
@@ -260,6 +261,7 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
             "row_backward_long.cu.j2",
             "256",
             "1",
+            regions=("dy", "dx"),
             params={"VEC": (8, 4, 1)},
             valid=(_whole(tensors),),
             estimate=f"9e-6 + 2 * {seconds} {speed}",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusionreg.core.frozen import EMPTY
+from fusionreg.core.frozen import EMPTY, FrozenDict
 from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, Region, Tolerance
 
+from .pending import REASON
 from .row_kernels import backward, forward
 from .workloads import workloads
 
@@ -150,6 +151,19 @@ _SUMMED = Region(
     outputs={"dx": ROW, "z": ROW, "dscale": "T[N]"},
     dtypes={"T": ("bfloat16",)},
 )
+
+
+def _masked(inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Region:
+    """The same behind a mask."""
+    return _SUMMED.model_copy(
+        update={
+            "summary": "gradients, dx added to another gradient",
+            "inputs": FrozenDict({**inputs, "other": ROW}),
+            "outputs": FrozenDict({"z": ROW, **{n: t for n, t in outputs.items() if n != "dx"}}),
+            "pending": REASON,
+        }
+    )
+
 
 LAYERNORM = _fusion(
     "layernorm",
@@ -293,6 +307,7 @@ GELU_DROPOUT_LAYERNORM_BACKWARD = _fusion(
     backward({"MEAN": "1", "GELU": "1", "TANH": TANH, "DROPOUT": "1"}, ("dy", "x", "scale", "dx"), 3),
     (*_DROPOUT_CASES, _LONG),
     ("S6", "training", "backward"),
+    (_masked({"dy": ROW, "x": ROW, **RNG, "scale": "T[N]"}, {"dx": ROW, "dscale": "T[N]", "dbias": "T[N]"}),),
 )
 
 DROPOUT_RESIDUAL_LAYERNORM_BACKWARD = _fusion(
@@ -306,6 +321,12 @@ DROPOUT_RESIDUAL_LAYERNORM_BACKWARD = _fusion(
     backward({"MEAN": "1", "DROPOUT": "1", "RESIDUAL": "1"}, ("dy", "x", "residual", "scale", "dx", "dresidual"), 5),
     _DROPOUT_CASES,
     ("training", "backward"),
+    (
+        _masked(
+            {"dy": ROW, "x": ROW, **RNG, "residual": ROW, "scale": "T[N]"},
+            {"dx": ROW, "dresidual": ROW, "dscale": "T[N]", "dbias": "T[N]"},
+        ),
+    ),
 )
 
 FUSIONS = (
