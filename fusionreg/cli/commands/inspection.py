@@ -112,8 +112,12 @@ def _beside(a: tuple[str, str, float | None], b: tuple[str, str, float | None]) 
     return a[0], a[1], b[1], change
 
 
+def _span(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]}–{numbers[-1]}"
+
+
 def show_shared(name: str, shared: SharedMemory) -> None:
-    """The sites with conflicts, then the load of the banks; runs of banks with one load are one row."""
+    """The sites with conflicts, then the load of the banks; banks in a row with about the same load are one."""
     if shared.reason:
         typer.echo(f"\n{name}: bank conflicts not counted: {short(shared.reason)}")
         return
@@ -126,8 +130,8 @@ def show_shared(name: str, shared: SharedMemory) -> None:
     if sites:
         places = [(s.where, s.instructions, f"{s.passes:.3g}", f"{s.least:.3g}", s.conflicts) for s in sites]
         table("", ("place", "accesses", "wavefronts each", "ideal", "conflicts"), places)
-    rows = []
-    for (words, weight), run in groupby(enumerate(shared.load()), key=lambda pair: pair[1]):
-        numbers = [bank for bank, _ in run]
-        rows.append((f"{numbers[0]}–{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]), words, f"{weight:.2f}"))
+    rows: list[tuple[str, str, str]] = []
+    for weight, run in groupby(enumerate(shared.load()), key=lambda pair: f"{pair[1][1]:.1f}"):
+        banks = list(run)
+        rows.append((_span([bank for bank, _ in banks]), _span(sorted({words for _, (words, _) in banks})), weight))
     table("", ("bank", "accesses", "weight"), rows)

@@ -119,6 +119,8 @@ RULES: tuple[Rule, ...] = (
     Rule("cast_to_itself", "y = Cast(x, to=kind)", "y = x"),
     Rule("reshape_to_itself", "y = Reshape(x, s, allowzero=zero)", "y = x", (shape_is("x"),)),
     Rule("expand_to_itself", "y = Expand(x, s)", "y = x", (shape_is("x"),)),
+    Rule("squeezed_back", "y = Unsqueeze(Squeeze(x, a), b)", "y = x", (shape_is("x"),), shared=True),
+    Rule("squeezed_back", "y = Squeeze(Unsqueeze(x, a), b)", "y = x", (shape_is("x"),), shared=True),
     Rule("transpose_identity", "y = Transpose(x, perm=p)", "y = x", (_is_identity,)),
     Rule(
         "transpose_twice",

@@ -308,3 +308,13 @@ def test_rules_name_themselves_and_settle():
     lift(n.done(n.mul(x, n.op("Sigmoid", x))), OPS, log)
     assert [rule for rule, _ in log] == ["swish"]
     assert compile_rules(RULES, OPS).rules == RULES
+
+
+@pytest.mark.parametrize(("first", "second"), [("Squeeze", "Unsqueeze"), ("Unsqueeze", "Squeeze")])
+@pytest.mark.parametrize(("axes", "back", "gone"), [((1,), (1,), True), ((1,), (3,), False), ((-3,), (1,), True)])
+def test_axes_that_come_back(first, second, axes, back, gone):
+    """As products of vectors follow each other: the axis of extent 1 goes and comes; elsewhere it is another shape."""
+    n = Spell()
+    x = n.x(4, 1, 3, 1) if first == "Squeeze" else n.x(4, 3, 1)
+    graph = n.done(n.op("Relu", n.op(second, n.op(first, x, n.ints(*axes)), n.ints(*back))))
+    assert_lifted(graph, {"Relu": 1} if gone else {"Relu": 1, first: 1, second: 1}, 0)

@@ -1,0 +1,89 @@
+"""Kernels of ``gemm.lora_routed``.
+
+What bounds them is the adapters' bytes: a token of an adapter that no other one has brings R · (K + N) elements, 262 KB
+at rank 16 and 4096 channels, against 16 KB of its own. So ``decode`` streams both matrices once for each token, all of
+it under way from the start; ``grouped`` reads an adapter once for up to BM tokens that share it.
+"""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import KernelSpec
+
+_UNSEEN = "no GPU has run it yet"
+
+_PLAIN = KernelSpec(
+    name="plain",
+    template="lora_plain.cu.j2",
+    summary="a block for each token: any rank, shape, alignment and strides",
+    strides=("base", "x", "a", "b"),
+    constants={"THREADS": "256"},
+    grid="M",
+    block="THREADS",
+    shared_memory="4 * R",
+    pending=_UNSEEN,
+    estimate="4e-6 + ceildiv(M, 8 * multiprocessors) * (1e-6 + R * (K + N) * 2e-11)",
+)
+
+#: What the vector kernels ask for: ranks as adapters have them, chunks of 16 bytes that lie in one row.
+_VECTORS = (
+    "R in (8, 16, 32, 64, 128)",
+    "K * bits(T) % 128 == 0 and (transB == 1 or N * bits(T) % 128 == 0)",
+    "aligned(x, 16) and aligned(a, 16) and aligned(b, 16)",
+)
+
+#: Bytes of one token's adapter.
+_ADAPTER = "R * (K + N) * bits(T) / 8"
+
+
+def _decode(split: bool) -> KernelSpec:
+    """A launch, and the adapters' bytes at what the blocks can draw: each 6e10 bytes per second, all 4.2e12."""
+    return KernelSpec(
+        name="decode_cluster" if split else "decode",
+        template="lora_decode.cu.j2",
+        summary=f"a {'cluster' if split else 'block'} for each token streams its adapter past once",
+        targets=("sm_90+",) if split else ("sm_80+",),
+        requires=_VECTORS,
+        specialize=("R",),
+        params={"SPLIT": (2, 4, 8) if split else (1,)},
+        constants={"THREADS": "512"},
+        grid="M * SPLIT",
+        block="THREADS",
+        cluster=("SPLIT",) if split else (),
+        min_blocks=1,
+        pending=_UNSEEN,
+        estimate=f"3e-6 + 3e-7 * log2(SPLIT) + M * {_ADAPTER} / min(4.2e12, 6e10 * M * SPLIT) "
+        "+ 5e-7 * (ceildiv(M * SPLIT, multiprocessors) - 1)",
+    )
+
+
+def _grouped(split: bool) -> KernelSpec:
+    """A launch, counting and finding tokens; then tokens' rows, and adapters once for each group, at 3e12."""
+    groups = "min(M, E + M // BM)"
+    return KernelSpec(
+        name="grouped_cluster" if split else "grouped",
+        template="lora_grouped.cu.j2",
+        summary=f"a {'cluster' if split else 'block'} for up to BM tokens of one adapter, on tensor cores",
+        targets=("sm_90+",) if split else ("sm_80+",),
+        requires=(
+            'T in ("float16", "bfloat16")',
+            *_VECTORS,
+            "transA == 1 and transB == 1",
+            "N % 8 == 0 and aligned(base, 16) and aligned(y, 16)",
+            "M <= 2147483647 - 1024 and E <= 16384",
+        ),
+        specialize=("R",),
+        params={"BM": (16, 32), "SPLIT": (4, 2, 8) if split else (1,)},
+        valid=("BM * R <= 2048",),
+        constants={"THREADS": "256", "PITCH": "8 if R == 8 else R + 8"},
+        grid=f"SPLIT * min({groups}, max(1, 2 * multiprocessors // SPLIT))",
+        block="THREADS",
+        cluster=("SPLIT",) if split else (),
+        shared_memory="4 * ((THREADS // 32 + 2) * BM * PITCH + E + 2)",
+        min_blocks=1,
+        pending=_UNSEEN,
+        estimate=f"5e-6 + M * 4e-11 + ({groups} * {_ADAPTER} + M * (K + 2 * N) * 2) "
+        f"/ min(3e12, 3e10 * SPLIT * min({groups}, 2 * multiprocessors // SPLIT))",
+    )
+
+
+KERNELS = (_decode(True), _decode(False), _grouped(True), _grouped(False), _PLAIN)
