@@ -72,15 +72,28 @@ def test_conforms(fusion, sim_cache):
     assert report.ok, "\n".join(map(str, report.failures))
 
 
-def test_what_stands_behind_an_output_gets_its_own_elements(sim_cache):
-    coordinates = "image, c, place + at + u * 32 * VEC"
-    wrong = [
-        edit("first_channel", coordinates, coordinates.replace(" c,", " 0,")),
-        edit("first_chunk", coordinates, coordinates.replace("place + at", "at")),
-        edit("another_element", f"start + at + u * 32 * VEC, {coordinates}", f"start + at, {coordinates}"),
-    ]
+#: Kernel → faults: what its slot is told of an element.
+AT = "image, c, place + at + u * 32 * VEC"
+FAULTS = {
+    "planes": [
+        edit("first_channel", AT, AT.replace(" c,", " 0,")),
+        edit("first_chunk", AT, AT.replace("place + at", "at")),
+        edit("another_element", f"start + at + u * 32 * VEC, {AT}", f"start + at, {AT}"),
+    ],
+    "channels_last": [
+        edit("first_channel", "at / S, c, at % S", "at / S, 0, at % S"),
+        edit("first_place", "at / S, c, at % S", "at / S, c, 0"),
+        edit("another_element", "at * y_pitch + c", "row * y_pitch + c"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kernel", FAULTS)
+def test_what_stands_behind_an_output_gets_its_own_elements(kernel, sim_cache):
+    wrong, names = FAULTS[kernel], [m.name for m in FAULTS[kernel]]
+    fusion = "norm.batchnorm_relu.gated"
     verdicts = run_mutants(
-        CATALOG, ["norm.batchnorm_relu.gated"], device="sim", extra=wrong, only=[m.name for m in wrong], cache=sim_cache
+        CATALOG, [fusion], device="sim", kernels=[kernel], extra=wrong, only=names, cache=sim_cache
     )
     assert len(verdicts) == len(wrong) and all(v.applies and not v.survived for v in verdicts), verdicts
 
