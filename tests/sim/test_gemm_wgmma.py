@@ -28,7 +28,8 @@ def job(
     base = min(tails, key=lambda t: t.dtypes["T"] != "float16")  # which is the more exact
     trial = replace(
         base, axes=FrozenDict(axes), exactly=True,
-        params=FrozenDict({"BM": 128, **params}),
+        params=FrozenDict({"BM": 128, "XT": 0, **params}),
+        layouts=FrozenDict({"x": "transposed"} if params.get("XT") else {}),
     )  # fmt: skip
     found = prepare(entry, entry.kernel("wgmma"), trial, executor)
     assert isinstance(found, Job), found
@@ -68,6 +69,14 @@ def test_what_a_pipeline_must_not_lack(text, other):
     assert found.source.text.count(text) >= 1
     broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
     assert execute(broken, executor, CATALOG.ops).status.failed
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_columns_of_x_are_contiguous(transposed):
+    found, executor = job(transposed, 2, {"M": 304, "K": 200, "N": 136}, BN=128, CLUSTER=2, XT=1)
+    assert found.problem.tensors["x"].strides == (1, 304)
+    result = execute(found, executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
 
 
 @pytest.mark.parametrize(("transposed", "columns", "cluster"), [(1, 256, 2), (0, 128, 1)])

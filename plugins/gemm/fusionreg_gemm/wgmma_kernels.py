@@ -26,7 +26,7 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
     width = "(BN // 2)" if gated else "BN"
     box = "BN // 2" if gated else "BN // CLUSTER"
     tiles = f"ceildiv(M, BM * CLUSTER) * ceildiv(N, {width})"
-    contiguous = " and ".join(f"stride({name}, 1) == 1" for name in ("x", *weights))
+    contiguous = " and ".join(f"stride({name}, 1) == 1" for name in weights)
     return KernelSpec(
         name="wgmma",
         template="wgmma.cu.j2",
@@ -41,16 +41,19 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
         ),
         strides=("x", *weights),
         params={
-            "BM": (128,), "BN": (192, 128, 64) if narrow else (256, 128) if gated else (256, 128, 64), "CLUSTER": (2, 1)
+            "BM": (128,),
+            "BN": (192, 128, 64) if narrow else (256, 128) if gated else (256, 128, 64),
+            "CLUSTER": (2, 1),
+            "XT": (0,) if narrow else (0, 1),  # columns of x are contiguous, not its rows: 16-bit operands may have either
         },
-        valid=(f"{width} >= 64 and BN >= 64 * CLUSTER",),
+        valid=(f"{width} >= 64 and BN >= 64 * CLUSTER", "stride(x, 1 - XT) == 1 and (XT == 0 or stride(x, 1) != 1)"),
         constants={
             "NARROW": str(int(narrow)), "GATED": str(int(gated)), "SCALED": "0", "STAGES": _STAGES, **constants
         },
         tensor_maps=(
             TensorMap(
-                name="x_map", operand="x", dims=("K", "M"), strides="stride(x, 0)", box=(run, "BM"), swizzle="128",
-                l2_promotion=256,
+                name="x_map", operand="x", dims=("M if XT else K", "K if XT else M"),
+                strides="stride(x, XT)", box=(run, "64 if XT else BM"), swizzle="128", l2_promotion=256,
             ),
             *(
                 TensorMap(
