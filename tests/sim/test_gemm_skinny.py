@@ -69,6 +69,7 @@ def test_products_with_8_bits_conform(fusion, kernel):
         ("gemm.cast_scale", "bfloat16,int8-base", 0, {"BM": 32, "SPLIT": 1}),
         ("gemm.dequantize", "bfloat16,float8_e4m3fn-base", 1, {"BM": 16, "SPLIT": 2}),
         ("gemm.scaled", "float32-base", 0, {"BM": 16, "SPLIT": 2}),
+        ("gemm.bias.residual", "bfloat16-base", 1, {"BM": 16, "SPLIT": 4}),  # operators at the slot of y
     ],
 )
 def test_layouts_and_tiles(fusion, name, transposed, params):

@@ -54,6 +54,7 @@ def skinny(constants: Mapping[str, str], weight: str, x: str = "T") -> KernelSpe
         targets=("sm_90+",),
         requires=(*wide, *(a.format(**sizes) for a in _ALIGNED)),
         strides=("x", "w"),
+        regions="y",
         spaces={"w": "pinned_host"},  # it is read once for every BM rows: at the rate of the bus
         params={"BM": (16, 8, 32, 64), "SPLIT": (4, 1, 2, 8)},
         valid=() if weight == "T" else ("BM <= 32 or transB == 1",),  # else a warp has 128 channels: too many sums
@@ -75,6 +76,7 @@ def general(constants: Mapping[str, str], weight: str, x: str = "T") -> KernelSp
         template="skinny.cu.j2",
         summary="mma.sync with the weight as its rows: any shape, alignment and row or column stride",
         strides=("x", "w"),
+        regions="y",
         params={"BM": (16, 32)},
         constants={
             **_kinds(weight, x), "ALIGNED": "0", "SPLIT": "1", "WARPS_N": "2", "WARPS_K": "1", "STAGES": "2", **_TILE,
