@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from fusionreg.core.ir import Graph
 from fusionreg.core.matcher import find as matcher
 from fusionreg.core.matcher.match import Matches
 from fusionreg.core.matcher.regions import Maker, near_misses
+from fusionreg.core.matcher.sharing import shared
 from fusionreg.core.planner import plan as planner
 from fusionreg.core.planner.costs import CostModel
 from fusionreg.core.planner.executor import LIBRARY, Executor
@@ -171,6 +172,9 @@ class Registry(Mapping[str, FusionEntry]):
     def _find(self, graph: Graph, explain: bool = False) -> Matches:
         return matcher.find(graph, self._fusions, self.catalog.ops, explain=explain, maker=self._maker)
 
+    def _shared(self, graph: Graph, legal: Iterable[Match]) -> Iterator[Match]:
+        return shared(graph, [f for f in self._fusions if not f.spec.open], self.catalog.ops, legal)
+
     def _regions(
         self, graph: Graph, taken: Collection[str] = (), near: list[FailedMatch] | None = None
     ) -> Iterator[Match]:
@@ -204,7 +208,9 @@ class Registry(Mapping[str, FusionEntry]):
         number.
         """
         graph = self.graph(model, *example)
-        found = self._find(graph) if matches is None else matches
+        found = (self._find(graph) if matches is None else matches).matches
+        if policy == "aggressive":
+            found = (*found, *self._shared(graph, found))
         cost = CostModel(
             self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected, gains=self._gains
         )
@@ -220,7 +226,7 @@ class Registry(Mapping[str, FusionEntry]):
             return known[key]
 
         return planner.plan(
-            graph, found.matches, cost=cost, policy=policy, accepts=accepts, gradients=gradients, fusions=self.catalog,
+            graph, found, cost=cost, policy=policy, accepts=accepts, gradients=gradients, fusions=self.catalog,
             regions=partial(self._regions, graph), fuel=_fuel() if fuel is None else fuel,
         )  # fmt: skip
 
@@ -265,7 +271,9 @@ class Registry(Mapping[str, FusionEntry]):
         """A stored plan that this registry finds on this graph: every site is matched again, which also makes the
         fusions of its regions."""
         check_graph(plan, graph)
-        found = {(m.fusion, m.nodes): m for m in self._find(graph)}
+        legal = self._find(graph).matches
+        kept = self._shared(graph, legal) if any(m.kept for m in plan.chosen) else ()
+        found = {(m.fusion, m.nodes): m for m in (*legal, *kept)}
         for m in plan.chosen:
             if m.captured:
                 inside = set(m.nodes)

@@ -90,7 +90,7 @@ def apply(graph: Graph, matches: Iterable[Match], catalog: Fusions) -> Graph:
     fused: list[tuple[int, Node]] = []
     fresh = _namer(graph.node_by_name)
     for m in matches:
-        for n in m.nodes:
+        for n in m.taken:
             if n in owner:
                 found = f"node {n!r} belongs to {owner[n]} and to {m.fusion}"
                 raise GraphError("cannot fuse", m.fusion, found, "matches that share no node", node=n)
@@ -100,7 +100,7 @@ def apply(graph: Graph, matches: Iterable[Match], catalog: Fusions) -> Graph:
         return graph
     at = dict(fused)
     nodes = [at.get(i, n) for i, n in enumerate(graph.nodes) if i in at or n.name not in owner]
-    renamed = {n: at[graph.position[m.nodes[-1]]].name for m in matches for n in m.nodes} if _impure(graph) else {}
+    renamed = {n: at[graph.position[m.nodes[-1]]].name for m in matches for n in m.taken} if _impure(graph) else {}
     order = [(renamed.get(a, a), renamed.get(b, b)) for a, b in hazards(graph)] if renamed else []
     return _pruned(graph.with_(nodes=sort(nodes, order, graph.name)))
 

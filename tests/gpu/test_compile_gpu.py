@@ -58,7 +58,7 @@ def test_dropout_in_training() -> None:
     first.float().square().mean().backward()
     gradient = x.grad.clone()
     x.grad = None
-    assert _fused(reports) == ["norm.gelu_dropout_layernorm"]
+    assert "norm.gelu_dropout_layernorm" in _fused(reports)
     torch.manual_seed(1)
     again = step(x)
     again.float().square().mean().backward()

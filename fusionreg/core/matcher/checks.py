@@ -75,10 +75,13 @@ class Checker:
         self.grown = 0
         """How often extra leading extents were looked into, which constants may decide."""
 
-    def match(self, view: View, spelling: int, b: Bindings) -> Match:
-        """The match that the bindings make; :class:`Refused` when they break a rule."""
+    def match(self, view: View, spelling: int, b: Bindings, kept: tuple[str, ...] = ()) -> Match:
+        """The match that the bindings make; :class:`Refused` when they break a rule.
+
+        ``kept``: nodes that stay beside it.
+        """
         self._presence(spelling, b)
-        bad = view.legality.check(b.nodes, b.inputs.values(), b.outputs.values())
+        bad = view.legality.check(b.nodes, b.inputs.values(), b.outputs.values(), kept)
         if bad:
             raise Refused(bad.clause, view.graph.node_by_name[bad.node], bad.found, bad.expected)
         attributes, wanted = self._attributes(b)
@@ -114,6 +117,7 @@ class Checker:
             b.choices,
             guards,
             types.forms,
+            kept=kept,
         )
 
     def _outputs(self, b: Bindings) -> FrozenDict[str, str]:

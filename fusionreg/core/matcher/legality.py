@@ -57,11 +57,14 @@ class Legality:
         self._consumers = graph.consumers
         self._producers = graph.producers
 
-    def check(self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Collection[str]) -> Violation | None:
+    def check(
+        self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Collection[str], kept: Collection[str] = ()
+    ) -> Violation | None:
         """The first rule that fusing ``nodes`` would break, None when it breaks none.
 
         ``nodes``: in topological order; ``inputs``: values they may read from outside (constants that the match
-        absorbs need not be among them); ``outputs``: values that stay visible.
+        absorbs need not be among them); ``outputs``: values that stay visible; ``kept``: names of nodes that stay
+        beside the fused one, and serve all other readers.
         """
         inside = {n.name: n for n in nodes}
         if len(inside) != len(nodes):
@@ -79,7 +82,7 @@ class Legality:
                 found = f"input {name} is written by {made[name].name}"
                 return Violation(INSIDE, made[name].name, found, "a value from outside")
         for name, producer in made.items():
-            if name not in outputs and (bad := self.exposure(name, producer, inside)):
+            if name not in outputs and producer.name not in kept and (bad := self.exposure(name, producer, inside)):
                 return bad
         last = nodes[-1]
         early = [v for v in outputs if made.get(v, last) is not last]

@@ -62,6 +62,7 @@ class Match:
         base: the fusion that this one was derived from, "" for one of the registry's own.
         around: how many of its nodes stand at slots of that fusion, around the nodes of its pattern.
         captured: whether it takes whatever point-wise operators are there: any part of it would be a match too.
+        kept: those of ``nodes`` that run beside the fused call as well, since what they give is read elsewhere.
     """
 
     fusion: str
@@ -81,6 +82,12 @@ class Match:
     base: str = ""
     around: int = 0
     captured: bool = False
+    kept: tuple[str, ...] = ()
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The nodes whose place the fused call takes."""
+        return tuple(n for n in self.nodes if n not in self.kept) if self.kept else self.nodes
 
     def keywords(self, spec: FusionSpec) -> dict[str, Any]:
         """What a call of the fusion passes by name: attributes, choices, and the dtype variables of its outputs that
@@ -115,6 +122,7 @@ class Match:
             "base": self.base,
             "around": self.around,
             "captured": self.captured,
+            "kept": list(self.kept),
         }
 
 

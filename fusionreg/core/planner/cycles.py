@@ -16,7 +16,7 @@ def cycle(graph: Graph, chosen: Sequence[Match]) -> list[int]:
     """
     if all(len(m.outputs) == 1 for m in chosen):
         return []
-    site = {n: i for i, m in enumerate(chosen) for n in m.nodes}
+    site = {n: i for i, m in enumerate(chosen) for n in m.taken}
     unit = {n.name: site.get(n.name, len(chosen) + k) for k, n in enumerate(graph.nodes)}
     after: dict[int, set[int]] = {u: set() for u in unit.values()}
     for n in graph.nodes:

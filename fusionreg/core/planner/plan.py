@@ -182,7 +182,7 @@ def plan(
     if regions is not None and not (cost.executor.chains and policy != "aggressive"):
         fixed = [m for m in every if not m.captured]
         first = choose(fixed)
-        every = [*fixed, *regions(frozenset(n for m in first.chosen for n in m.nodes))]
+        every = [*fixed, *regions(frozenset(n for m in first.chosen for n in m.taken))]
     made = replace(choose(every), graph=graph_digest(graph))
     return made if fuel is None else made.limited(fuel)
 
@@ -204,7 +204,7 @@ def _choose(
         if reason := reason or refusal(m, saved[i], policy, cost, _plain(costs, m), accepts, fusions):
             broken[i] = reason
     weights = [_weight(m, s, policy, cost) for m, s in zip(ordered, saved, strict=True)]
-    nodes = [frozenset(place[n] for n in m.nodes) for m in ordered]
+    nodes = [frozenset(place[n] for n in m.taken) for m in ordered]
     exact = True
     while True:
         packing = pack(nodes, [0.0 if i in broken else w for i, w in enumerate(weights)], limit=limit)
@@ -218,7 +218,7 @@ def _choose(
             exact = False
         else:
             break
-    taken = {n: i for i in chosen for n in ordered[i].nodes}
+    taken = {n: i for i in chosen for n in ordered[i].taken}
     winning, losers = set(chosen), []
     for i, m in enumerate(ordered):
         if i not in winning:
@@ -242,7 +242,7 @@ def _plain(costs: GraphCosts, m: Match) -> bool:
 
 def _weight(m: Match, saving: Saving, policy: Policy, cost: CostModel) -> float:
     if policy == "aggressive":  # a site without gain still beats no site, and more nodes beat fewer
-        return max(saving.cost.seconds, 0.0) + 1e-3 * cost.device.launch * len(m.nodes)
+        return max(saving.cost.seconds, 0.0) + 1e-3 * cost.device.launch * len(m.taken)
     return saving.cost.seconds
 
 
@@ -252,13 +252,13 @@ def _in_turn(costs: GraphCosts, chosen: Sequence[Match], extra: Sequence[Cost | 
     found = []
     for m, e in zip(chosen, extra, strict=True):
         found.append(costs.saved(m, taken if not costs.model.executor.alone else (), e))
-        taken.update(m.nodes)
+        taken.update(m.taken)
     return found
 
 
 def _most_overlap(m: Match, taken: Mapping[str, int]) -> int:
     counts: dict[int, int] = {}
-    for n in m.nodes:
+    for n in m.taken:
         if n in taken:
             counts[taken[n]] = counts.get(taken[n], 0) + 1
     return max(counts, key=lambda i: (counts[i], -i))
@@ -266,9 +266,9 @@ def _most_overlap(m: Match, taken: Mapping[str, int]) -> int:
 
 def _why(m: Match, by: Match | None) -> str:
     assert by is not None
-    if set(m.nodes) == set(by.nodes):
+    if set(m.taken) == set(by.taken):
         return f"{by.fusion} covers the same nodes and saves as much or more"
-    if set(m.nodes) < set(by.nodes):
+    if set(m.taken) < set(by.taken):
         return f"part of {by.fusion} at {by.root}"
-    shared = [n for n in m.nodes if n in by.nodes]
+    shared = [n for n in m.taken if n in by.taken]
     return f"shares {', '.join(shared[:3])} with {by.fusion} at {by.root}, and the plan saves more so"

@@ -13,7 +13,8 @@ from .savings import MARGIN, Saving
 #: (``per_op``), where a measurement says that they win against the executor of the rest. ``balanced`` takes what saves
 #: time, by a measurement or, without one, by the model; a product that is bound by arithmetic needs the measurement,
 #: since the library that it competes with comes near to the device's rate. ``aggressive`` takes every site that some
-#: kernel accepts and that does not lose its nodes to a better one, whatever it saves, regions beside Inductor too.
+#: kernel accepts and that does not lose its nodes to a better one, whatever it saves, regions beside Inductor too; what
+#: is read elsewhere may be computed twice for it, where that saves time.
 Policy = Literal["off", "conservative", "balanced", "aggressive"]
 
 FUEL = "fuel"
@@ -44,6 +45,8 @@ def refusal(
         return f"point-wise operators alone: {cost.executor} makes one kernel of them too"
     if accepts is not None and (reason := accepts(m)):
         return reason
+    if m.kept and not saving.wins:
+        return f"interior values are needed elsewhere, {', '.join(m.kept)} would run beside it, and it {_lost(saving)}"
     if policy != "aggressive" and saving.unsure:
         return "bound by the arithmetic of its products: it needs a measurement, and there is none of the like"
     if policy != "aggressive" and not saving.wins:

@@ -109,8 +109,8 @@ class GraphCosts:
         """What fusing saves, where the nodes ``without`` are fused into something else already, and it costs ``extra``
         elsewhere."""
         before = after = Cost()
-        mine = {*match.nodes}
-        touched = dict.fromkeys(k for n in match.nodes if (k := self.grouping.of.get(n)) is not None)
+        mine = {*match.taken}
+        touched = dict.fromkeys(k for n in match.taken if (k := self.grouping.of.get(n)) is not None)
         for k in touched:
             members = self.grouping.kernels[k]
             gone = [n for n in members if n in without] if without else ()

@@ -49,6 +49,7 @@ class _Match(Record):
     base: str
     around: int = 0
     captured: bool
+    kept: tuple[str, ...] = ()
 
     def match(self) -> Match:
         values = {name: getattr(self, name) for name in type(self).model_fields if name in _FIELDS}
@@ -184,12 +185,12 @@ def describe(plan: Plan, losers: bool = True) -> str:
         f"{len(plan.chosen)} sites save {_micro(s)} µs, {s.bytes} bytes, {s.launches} launches",
     ]
     rows = [
-        (m.fusion, m.root, str(len(m.nodes)), _micro(c), str(c.bytes), str(c.launches), *words)
+        (m.fusion, m.root, str(len(m.nodes)), _micro(c), str(c.bytes), str(c.launches), *words, ", ".join(m.kept))
         for m, c, *words in zip(plan.chosen, plan.savings, *_words(plan), strict=True)
     ]
-    head = ("fusion", "at", "nodes", "saves µs", "bytes", "launches", "by", "backward")
-    shown = len(head) if any(plan.backwards) else -1
-    lines += _table(head[:shown], [row[:shown] for row in rows])
+    head = ("fusion", "at", "nodes", "saves µs", "bytes", "launches", "by", "backward", "beside it")
+    told = [k for k in range(len(head)) if k < 7 or any(row[k] for row in rows)]
+    lines += _table(tuple(head[k] for k in told), [tuple(row[k] for k in told) for row in rows])
     if losers and plan.losers:
         lines += ["", "not taken"]
         lines += _table(("fusion", "at", "reason"), [(x.match.fusion, x.match.root, x.reason) for x in plan.losers])

@@ -135,3 +135,29 @@ def test_a_block_in_every_mode(compiled: Any, reports: Any, inner: str, way: str
             same(p.grad, q.grad, tolerance)
             p.grad = q.grad = None
     assert any(n.startswith("gemm.") for n in fused(reports))
+
+
+def test_a_product_that_is_read_elsewhere_is_computed_for_its_readers_too(compiled: Any, reports: Any) -> None:
+    """Policy aggressive alone: the fused layer computes it once more, a launch is saved, and gradients add up."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = x @ w
+        return torch.relu(h + b), h.sin()
+
+    torch.manual_seed(4)
+    given = [torch.randn(s, requires_grad=True) for s in ((8, 16), (16, 32), (32,))]
+    got, expected = compiled(f)(*given), f(*given)
+    for mine, other in zip(got, expected, strict=True):
+        same(mine, other)
+    for mine, other in zip(
+        torch.autograd.grad((got[0] + got[1]).square().sum(), given),
+        torch.autograd.grad((expected[0] + expected[1]).square().sum(), given),
+        strict=True,
+    ):
+        same(mine, other)
+    (site,) = [s for r in reports if r.stage == "captured" for s in r.fused if s.fusion.startswith("gemm.")]
+    assert site.again == ("aten.matmul",) and "computes aten.matmul once more" in str(site)
+    assert site.operators == ("aten.matmul", "aten.add", "aten.relu")
+    reports.clear()
+    compiled(f, policy="balanced")(*given)
+    assert not any(n.startswith("gemm.") for n in fused(reports))

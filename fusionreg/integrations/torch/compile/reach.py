@@ -64,6 +64,13 @@ class Reach:
     def _name(self, call: Call) -> str:
         return str(self.foreign.get(call.target, call.target)).rpartition(".")[0]
 
+    def kept(self, match: Match) -> tuple[str, ...]:
+        """Those of the calls that run beside the site as well."""
+        made = {o for n in match.kept for o in self.graph.node_by_name[n].outputs}
+        return tuple(
+            c.target.rpartition(".")[0] for c in self._calls(match) if any(self.names.get(o) in made for o in c.outputs)
+        )
+
     def stands(self, match: Match) -> bool:
         """Whether a match is what one call of a fusion already does."""
         calls = self._calls(match)

@@ -18,6 +18,7 @@ class FusedSite:
         seconds: that the plan expects it to save, what its backward pass computes again counted.
         backward: how its gradients are computed: the backward fusion, or what of its operators' gradients is read from
             inputs and results, and what is computed again.
+        again: those of ``operators`` that run beside the fused call as well, since what they give is read elsewhere.
     """
 
     fusion: str
@@ -26,9 +27,11 @@ class FusedSite:
     differentiable: bool = False
     seconds: float = 0.0
     backward: str = ""
+    again: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         kind = f"; backward: {self.backward}" if self.backward else ""
+        kind = f"; computes {', '.join(self.again)} once more{kind}" if self.again else kind
         at = f" at {self.source}" if self.source else ""
         return f"{self.fusion}: {' → '.join(self.operators)}{at}, saves {self.seconds * 1e6:.2f} µs{kind}"
 

@@ -113,7 +113,7 @@ class Fuser:
 
         rows = zip(plan.chosen, plan.savings, plan.backwards or ("",) * len(plan.chosen), strict=True)
         fused = tuple(
-            FusedSite(m.fusion, *described(m), bool(gradients.wanted(m)), s.seconds, backward)
+            FusedSite(m.fusion, *described(m), bool(gradients.wanted(m)), s.seconds, backward, reach.kept(m))
             for m, s, backward in rows
             if not reach.stands(m)
         )
