@@ -18,7 +18,7 @@ FUSION = "gemm.lora_routed"
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 
-def exact(base, x, a, b, ids, ranks=None, scale=None, transA=1, transB=1):
+def exact(base, x, a, b, ids, ranks=None, scale=None, scales=None, transA=1, transB=1):
     """As the definition has it, in float64: adapters outside of [0, E) and ranks from ranks[e] on do not exist."""
     base, x, a, b = (v.astype(np.float64) for v in (base, x, a, b))
     a = a if transA else a.swapaxes(1, 2)
@@ -29,7 +29,7 @@ def exact(base, x, a, b, ids, ranks=None, scale=None, transA=1, transB=1):
             live = a.shape[1] if ranks is None else min(max(int(ranks[e]), 0), a.shape[1])
             with np.errstate(invalid="ignore", over="ignore"):
                 delta = b[e][:, :live] @ (a[e][:live] @ x[m])
-                y[m] += delta * (1.0 if scale is None else float(scale))
+                y[m] += delta * (1.0 if scale is None else float(scale)) * (1.0 if scales is None else float(scales[e]))
     return y
 
 
@@ -89,10 +89,11 @@ def test_adapters_of_mixed_rank_in_any_order(kernel, dtype, rank, trans, params,
         (a if trans[0] else a.swapaxes(1, 2))[e, dead] = np.nan
         (b.swapaxes(1, 2) if trans[1] else b)[e, dead] = np.inf
     scale = np.array(0.75, KINDS[dtype])
+    scales = None if dtype == "bfloat16" else np.array([2, 1, -0.5, np.nan, np.nan], KINDS[dtype])
     run = runtime(kernel, sim_cache, **params)
-    y = run.call(FUSION, base, x, a, b, ids, ranks, scale, **keywords)
+    y = run.call(FUSION, base, x, a, b, ids, ranks, scale, scales, **keywords)
     assert run.kernels_used == {f"{FUSION}/{kernel}": 1}
-    close(y, exact(base, x, a, b, ids, ranks, scale, **keywords), dtype)
+    close(y, exact(base, x, a, b, ids, ranks, scale, scales, **keywords), dtype)
     none = (ids < 0) | (ids >= 5)
     assert none.any() and y[none].tobytes() == base[none].tobytes()
 

@@ -38,6 +38,7 @@ MODULES = (
     "selecting",
     "spectral",
     "random",
+    "routing",
 )
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})

@@ -42,6 +42,31 @@ def _gemm(s: Site) -> Any:
     return y + (s.args[2] if s.attributes["beta"] == 1.0 else s.args[2] * s.attributes["beta"])
 
 
+def _chosen(s: Site, things: int, ids: int) -> tuple[Any, Any]:
+    """(whether each id names one of the operand's things, that thing, the first where it does not)."""
+    at, count = s.args[ids], s.extents(things)[0]
+    inside = (at >= 0) & (at < count)
+    return inside[..., None], s.args[things][torch.where(inside, at, 0)]
+
+
+def _routed_matmul(s: Site) -> Any:
+    inside, w = _chosen(s, 1, 2)
+    y = torch.matmul(s.args[0].unsqueeze(-2), w.mT if s.attributes["trans"] else w).squeeze(-2)
+    return torch.where(inside, y, 0.0)
+
+
+def _routed_scale(s: Site) -> Any:
+    inside, scales = _chosen(s, 1, 2)
+    return torch.where(inside, s.args[0] * scales[..., None], s.args[0])
+
+
+def _limit_rank(s: Site) -> Any:
+    axis = 3 - s.attributes["axis"] if s.attributes["trans"] else s.attributes["axis"]
+    place = torch.arange(s.extents()[axis], device=s.args[0].device)
+    place = place[:, None] if axis == 1 else place
+    return torch.where(place < s.args[1][:, None, None], s.args[0], 0.0)
+
+
 def _swish(s: Site) -> Any:
     x, alpha = s.args[0], s.attributes["alpha"]
     return F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x)
@@ -250,6 +275,8 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         "Gelu": _plain(F.gelu, approximate="approximate"), "Swish": _swish,
         "fusionreg::QuickGelu": _swish, "LeakyRelu": _plain(F.leaky_relu, negative_slope="alpha"),
         "Elu": _plain(F.elu, alpha="alpha"), "Celu": _plain(F.celu, alpha="alpha"),
+        "fusionreg::RoutedMatMul": _routed_matmul, "fusionreg::RoutedScale": _routed_scale,
+        "fusionreg::LimitRank": _limit_rank,
         "SwiGLU": lambda s: _swish(s) * s.args[1],
         "Dropout": _dropout, "fusionreg::Dropout": _seeded_dropout, "Softmax": _plain(torch.softmax, dim="axis"),
         "LogSoftmax": _plain(torch.log_softmax, dim="axis"),

@@ -9,20 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusionreg.core.registry.library_calls import LibraryCall
-from fusionreg.core.spec import FusionSpec, KernelSpec, OpSpec
+from fusionreg.core.spec import FusionSpec, KernelSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import cublaslt, dense, gated, lora, quantized, routed_ops
+from . import cublaslt, dense, gated, lora, quantized
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
     return (*dense.FUSIONS, *gated.FUSIONS, *quantized.FUSIONS, *lora.FUSIONS)
-
-
-@hookimpl
-def register_ops() -> Sequence[OpSpec]:
-    return routed_ops.OPS
 
 
 @hookimpl

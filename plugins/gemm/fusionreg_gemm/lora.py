@@ -1,4 +1,4 @@
-"""``gemm.lora_routed``: y = base + scale · B[id] · (A[id] · x), with an adapter of its own for each token.
+"""``gemm.lora_routed``: y = base + scale · scales[id] · B[id] · (A[id] · x), with an adapter of its own for each token.
 
 A token without an adapter has an id below 0; one whose id no adapter has counts as such, and nothing is read for it.
 The adapters have R ranks; with ``ranks`` only the first ``ranks[e]`` of adapter e count, whatever stands behind them.
@@ -13,16 +13,18 @@ from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Workload
 from .lora_kernels import KERNELS
 
 _REFERENCE = """
-u = optional(gemm.Ranked)(a, ranks, axis=2, trans=transA)
-v = optional(gemm.Ranked)(b, ranks, axis=1, trans=transB)
-h = gemm.Routed(x, u, ids, trans=transA)
-d = gemm.Routed(h, v, ids, trans=transB)
+u = optional(fusionreg.LimitRank)(a, ranks, axis=2, trans=transA)
+v = optional(fusionreg.LimitRank)(b, ranks, axis=1, trans=transB)
+h = fusionreg.RoutedMatMul(x, u, ids, trans=transA)
+d = fusionreg.RoutedMatMul(h, v, ids, trans=transB)
 s = optional(Mul)(d, scale)
-y = Add(base, s)
+w = optional(fusionreg.RoutedScale)(s, scales, ids)
+y = Add(base, w)
 """
 
 #: As people write it: adapters gathered by ids brought into range (or not: those of tokens without one are not used),
-#: the token as a row or as a column of batched products, and the delta of tokens without an adapter masked.
+#: the token as a row or as a column of batched products, a scale for each adapter or none, and the delta of tokens
+#: without an adapter masked.
 _IDS = ("Clip(ids, 0)", "Max(ids, 0)", "ids")
 _ROW = """
 h = MatMul(Unsqueeze(x, (1,)), Gather(a, {ids}), transB=transA)
@@ -34,18 +36,20 @@ h = MatMul(Gather(a, {ids}), Unsqueeze(x, (2,)))
 d = MatMul(Gather(b, {ids}), h)
 s = optional(Mul)(Squeeze(d, (2,)), scale)
 """
+_SCALES = ("w = Mul(s, Unsqueeze(Gather(scales, {ids}), (1,)))", "")
 _MASKS = (
-    "y = Add(base, Where(Unsqueeze(GreaterOrEqual(ids, 0), (1,)), s, 0))",
-    "y = Add(base, Where(Unsqueeze(Less(ids, 0), (1,)), 0, s))",
+    "y = Add(base, Where(Unsqueeze(GreaterOrEqual(ids, 0), (1,)), {delta}, 0))",
+    "y = Add(base, Where(Unsqueeze(Less(ids, 0), (1,)), 0, {delta}))",
 )
 
 
-def _spelled(products: str, ids: str, mask: str) -> str:
-    at = "" if ids == "ids" else f"at = {ids}\n"
-    return at + products.format(ids="at" if at else "ids").strip() + f"\n{mask}"
+def _spelled(products: str, ids: str, scales: str, mask: str) -> str:
+    steps = ["" if ids == "ids" else f"at = {ids}", products, scales, mask]
+    names = {"ids": "ids" if ids == "ids" else "at", "delta": "w" if scales else "s"}
+    return "\n".join(step.format(**names).strip() for step in steps if step)
 
 
-_SPELLINGS = tuple(_spelled(*parts) for parts in product((_ROW, _COLUMN), _IDS, _MASKS))
+_SPELLINGS = tuple(_spelled(*parts) for parts in product((_ROW, _COLUMN), _IDS, _SCALES, _MASKS))
 
 
 def _transposed(what: str) -> AttributeSpec:
@@ -75,7 +79,7 @@ _CASES = (
         name="beyond",
         axes={"M": 20, "N": 64, "K": 64, "E": 2, "R": 32},
         values={"ids": "9223372036854775807", "a": "nan"},
-        absent=("ranks", "scale"),
+        absent=("ranks", "scale", "scales"),
         summary="ids far outside read nothing",
     ),
     Case(
@@ -87,7 +91,7 @@ _CASES = (
     Case(
         name="wide_sum",
         axes={"M": 3, "N": 16, "K": 520, "E": 2, "R": 8},
-        values={"x": "256", "a": "256", "b": "1e-4", "ids": "1", "ranks": "8", "scale": "0.125"},
+        values={"x": "256", "a": "256", "b": "1e-4", "ids": "1", "ranks": "8", "scale": "0.125", "scales": "1"},
         summary="A x is no fp16 number",
     ),
 )
@@ -100,7 +104,7 @@ def _workload(name: str, tokens: int, adapters: int, rank: int, n: int, k: int, 
         mode="g" if mode == "g" else "b",
         axes={"M": tokens, "N": n, "K": k, "E": adapters, "R": rank},
         dtypes={"T": "bfloat16", "I": "int64"},
-        absent=("ranks",),
+        absent=("ranks", "scales"),
         forms={"a": "T[E R K]", "b": "T[E N R]"},
         goal=goal,
         summary="decoding, one adapter each" if tokens == adapters else "tokens of a few adapters",
@@ -121,21 +125,22 @@ _WORKLOADS = (
 ROUTED = FusionSpec(
     api=1,
     name="gemm.lora_routed",
-    summary="adds each token's own low-rank adapter: base + scale * B[id] (A[id] x), nothing where id is -1",
+    summary="adds the low-rank adapter of each token: base + scale * scales[id] * B[id] (A[id] x); none where id is -1",
     pattern=(_REFERENCE.strip(), *_SPELLINGS),
     inputs={
-        "base": "T[... M N]",
-        "x": "T[... M K]",
+        "base": "T[M N]",
+        "x": "T[M K]",
         "a": "T[E K R] | T[E R K]",
         "b": "T[E R N] | T[E N R]",
-        "ids": "I[... M]",
+        "ids": "I[M]",
         "ranks": "I[E]",
         "scale": "T[]",
+        "scales": "T[E]",
     },
-    outputs={"y": "T[... M N]"},
+    outputs={"y": "T[M N]"},
     dtypes={"T": ("float16", "bfloat16", "float32"), "I": ("int64", "int32")},
     axes={
-        "M": "tokens, leading axes folded in",
+        "M": "tokens",
         "N": "output channels",
         "K": "input channels",
         "E": "adapters",

@@ -49,6 +49,7 @@ def _decode(split: bool) -> KernelSpec:
         grid="M * SPLIT",
         block="THREADS",
         cluster=("SPLIT",) if split else (),
+        programmatic=True,
         min_blocks=1,
         pending=_UNSEEN,
         estimate=f"3e-6 + 3e-7 * log2(SPLIT) + M * {_ADAPTER} / min(4.2e12, 6e10 * M * SPLIT) "
@@ -78,6 +79,7 @@ def _grouped(split: bool) -> KernelSpec:
         grid=f"SPLIT * min({groups}, max(1, 2 * multiprocessors // SPLIT))",
         block="THREADS",
         cluster=("SPLIT",) if split else (),
+        programmatic=True,
         shared_memory="4 * ((THREADS // 32 + 2) * BM * PITCH + E + 2)",
         min_blocks=1,
         pending=_UNSEEN,

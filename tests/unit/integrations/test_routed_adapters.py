@@ -28,7 +28,7 @@ class Adapted(nn.Module):
     def __init__(self, way: str) -> None:
         super().__init__()
         self.a, self.b = nn.Parameter(torch.randn(E, R, K)), nn.Parameter(torch.randn(E, N, R))
-        self.w, self.way = nn.Parameter(torch.randn(N, K)), way
+        self.w, self.s, self.way = nn.Parameter(torch.randn(N, K)), nn.Parameter(torch.rand(E)), way
 
     def forward(self, x, ids):
         way, a, b = self.way, self.a, self.b
@@ -49,6 +49,8 @@ class Adapted(nn.Module):
             return base + (0.5 * delta).masked_fill((ids < 0)[:, None], 0.0)
         if way == "unscaled":
             return base + torch.where((ids >= 0)[:, None], delta, 0.0)
+        if way == "own_scales":
+            return base + torch.where((ids >= 0)[:, None], delta * self.s[at][:, None], 0.0)
         if way == "unmasked":
             return base + delta * 0.5
         if way == "other_mask":
@@ -60,7 +62,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(TOKENS, K), torch.tensor([0, -1, 2, 3, -1, 0])
 
 
-WAYS = ("row", "column", "einsum", "selected", "untransposed", "wrapped", "unscaled")
+WAYS = ("row", "column", "einsum", "selected", "untransposed", "wrapped", "unscaled", "own_scales")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -147,3 +147,34 @@ def test_group_normalization_gradient(shape: tuple[int, ...], groups: int) -> No
     want = autograd(lambda a, s, b: F.group_norm(a, groups, s, b, 1e-3), x, scale, bias, dy=dy)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-9, atol=1e-12)
+
+
+def test_products_by_row() -> None:
+    """Indices outside have no matrix: 0, whatever stands in x; on NumPy no index counts from the end."""
+    x, w = RNG.standard_normal((2, 3, 4)), RNG.standard_normal((5, 4, 6))
+    x[1, 1] = np.nan
+    ids = np.array([[0, -1, 4], [2, 5, 2**40]])
+    wanted = np.zeros((2, 3, 6))
+    for place in ((0, 0), (0, 2), (1, 0)):
+        wanted[place] = x[place] @ w[ids[place]]
+    np.testing.assert_allclose(run("fusionreg::RoutedMatMul", x, w, ids), wanted, rtol=1e-12)
+    swapped = np.ascontiguousarray(w.swapaxes(1, 2))
+    np.testing.assert_allclose(run("fusionreg::RoutedMatMul", x, swapped, ids, trans=1), wanted, rtol=1e-12)
+    assert not run("fusionreg::RoutedMatMul", x, w[:0], ids).any()
+    scales = RNG.standard_normal(5)
+    wanted = np.where((ids >= 0) & (ids < 5), scales[np.where((ids >= 0) & (ids < 5), ids, 0)], 1.0)[..., None] * x
+    np.testing.assert_allclose(run("fusionreg::RoutedScale", x, scales, ids), wanted, rtol=1e-12)
+    assert run("fusionreg::RoutedScale", x, scales[:0], ids) is x or np.array_equal(
+        run("fusionreg::RoutedScale", x, scales[:0], ids), x, equal_nan=True
+    )
+
+
+def test_ranks_of_matrices() -> None:
+    w, ranks = RNG.standard_normal((4, 3, 5)), np.array([0, 2, 9, -1])
+    w[0], w[1, 2], w[1, :, 2:] = np.nan, np.inf, np.nan
+    for axis in (1, 2):
+        wanted = w.copy()
+        for e, rank in enumerate(ranks):
+            wanted[e].swapaxes(0, axis - 1)[max(rank, 0) :] = 0.0
+        np.testing.assert_array_equal(run("fusionreg::LimitRank", w, ranks, axis=axis), wanted)
+        np.testing.assert_array_equal(run("fusionreg::LimitRank", w, ranks, axis=3 - axis, trans=1), wanted)

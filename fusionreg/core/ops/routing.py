@@ -1,0 +1,65 @@
+"""Products with one of many matrices for each row, domain ``fusionreg``. Floor 1.
+
+An index outside of ``[0, number of matrices)`` means that the row has none: nothing is read, and no index is counted
+from the end.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from .define import operator, specs_in
+from .inference import Attributes, Constants, Inputs, Type, operand, same
+
+
+def _inside(xp: Any, ids: Any, count: int) -> tuple[Any, Any]:
+    """Whether each index is one, and the index, 0 where it is not."""
+    ids = xp.cast(ids, "int64")
+    inside = (ids >= 0) & (ids < count)
+    return inside, xp.ns.where(inside, ids, xp.ns.zeros_like(ids))
+
+
+def _routed_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    x, w = operand(inputs, 0), operand(inputs, 1)
+    if x.shape is None or w.shape is None:
+        return [(x.dtype, None)]
+    return [(x.dtype, (*x.shape[:-1], w.shape[1 if attributes["trans"] else 2]))]
+
+
+@operator("fusionreg::RoutedMatMul", "x w ids", infer=_routed_type, attributes={"trans": 0})
+def routed_matmul(xp: Any, x: Any, w: Any, ids: Any, *, trans: int) -> Any:
+    """x[m] @ w[ids[m]] for each row m; with trans the matrices are transposed first. 0 for a row without a matrix."""
+    inside, safe = _inside(xp, ids, w.shape[0])
+    shape = (*x.shape[:-1], w.shape[1] if trans else w.shape[2])
+    if not w.shape[0]:
+        return xp.full(shape, 0.0, x)
+    chosen = xp.ns.take(w, xp.ns.reshape(safe, (-1,)), axis=0)
+    chosen = xp.ns.matrix_transpose(chosen) if trans else chosen
+    y = xp.ns.reshape(xp.matmul(xp.ns.reshape(x, (prod(x.shape[:-1]), 1, x.shape[-1])), chosen), shape)
+    return xp.ns.where(inside[..., None], y, xp.ns.zeros_like(y))
+
+
+@operator("fusionreg::RoutedScale", "x scales ids", infer=same)
+def routed_scale(xp: Any, x: Any, scales: Any, ids: Any) -> Any:
+    """x[m] · scales[ids[m]] for each row m; x[m] for a row without a scale."""
+    inside, safe = _inside(xp, ids, scales.shape[0])
+    if not scales.shape[0]:
+        return x
+    chosen = xp.ns.reshape(xp.ns.take(scales, xp.ns.reshape(safe, (-1,)), axis=0), (*ids.shape, 1))
+    return xp.ns.where(inside[..., None], x * chosen, x)
+
+
+@operator("fusionreg::LimitRank", "w ranks", infer=same, attributes={"axis": 1, "trans": 0})
+def limit_rank(xp: Any, w: Any, ranks: Any, *, axis: int, trans: int) -> Any:
+    """Matrices w[e] with 0 in all rows (axis 1) or columns (axis 2) from ranks[e] on, whatever stands there; with trans
+    they are stored transposed."""
+    axis = 3 - axis if trans else axis
+    shape = [1, 1, 1]
+    shape[axis] = w.shape[axis]
+    place = xp.ns.reshape(xp.arange(w.shape[axis]), tuple(shape))
+    live = place < xp.ns.reshape(xp.cast(ranks, "int64"), (-1, 1, 1))
+    return xp.ns.where(live, w, xp.ns.zeros_like(w))
+
+
+OPS = specs_in(globals())
