@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend
 
 import fusionreg
 
 from .. import operators
+from .calls import boxed
 
 if TYPE_CHECKING:
     from .options import Options
@@ -29,7 +29,7 @@ def eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], refit: Refit | None) 
     """The graph's callable: torch's own kernels, one by one."""
 
     def compiler(stage: str) -> Callable[..., Any]:
-        return lambda module, inputs: make_boxed_func((refit(module, stage) if refit else module).forward)
+        return lambda module, inputs: boxed(refit(module, stage) if refit else module)
 
     made = aot_autograd(
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference")

@@ -133,6 +133,7 @@ class _Walk:
                 self.made.update(zip(segment.outputs, results, strict=True))
             else:
                 inside[node] = self.out.node_copy(node, lambda n: inside[n])
+                inside[node].meta.pop("val", None)  # of another trace
         self.changed = True
 
 

@@ -146,6 +146,9 @@ class _Weaver:
                 self.made[name] = self._inner(inner)
             else:
                 self._emit(self.calls[name])
+            made = self.made[name]
+            if isinstance(made, torch.fx.Node) and name in self.traced.values:
+                made.meta.setdefault("val", self.traced.values[name])
         return self.made[name]
 
     def _inner(self, name: str) -> Any:
