@@ -151,6 +151,7 @@ ROUTED = FusionSpec(
         "transA": _transposed("a is stored [E R K]"),
         "transB": _transposed("b is stored [E N R]"),
     },
+    autocast="lower",
     constraints=(
         "shape(a, -1) == (K if transA else R)",
         "shape(a, -2) == (R if transA else K)",
