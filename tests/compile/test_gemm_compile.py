@@ -15,7 +15,10 @@ from fusionreg.core.targets import REGISTERS_SM, SHIPPED, STATIC_SHARED, accepts
 pytest.importorskip("cupy_backends", reason="CuPy brings the binding of NVRTC")
 
 CATALOG = registry.load(allow=("gemm",))
-KERNELS = [(f, k.name) for f, e in CATALOG.fusions.items() for k in e.kernels if k.library is None]
+#: Those of routed adapters have a module of their own.
+KERNELS = [
+    (f, k.name) for f, e in CATALOG.fusions.items() for k in e.kernels if k.library is None and f != "gemm.lora_routed"
+]
 
 
 #: Bytes a thread may spill: nothing to speak of where kernels are tuned; more where releases of ptxas differ.
@@ -27,7 +30,12 @@ def problem_of(fusion: str, kernel: str, arch: str, dtype: str = "bfloat16", act
     plain, further, _ = coverage.rows(entry, entry.kernel(kernel), base_axes(entry), arch, None)
     row = next(r for r in (*plain, *further) if r.dtypes["T"] == dtype)
     attributes = {name: spec.default for name, spec in entry.spec.attributes.items()} | attributes
-    row = row.with_("x", choices={"activation": activation}, attributes=attributes, forms={"w": attributes["transB"]})
+    if "transB == 1" in entry.kernel(kernel).spec.requires:
+        attributes["transB"] = 1
+    weights = [name for name in ("w", "gate", "up") if name in entry.inputs]
+    choices = {"activation": activation} if "activation" in entry.choices else {}
+    forms = {name: attributes["transB"] for name in weights if len(entry.inputs[name].forms) > 1}
+    row = row.with_("x", choices=choices, attributes=attributes, forms=forms)
     problem = coverage.problem_of(entry, row, arch)
     assert problem is not None
     return entry, entry.kernel(kernel), problem
