@@ -68,7 +68,7 @@ def test_products_with_8_bits_conform(fusion, kernel):
         ("gemm.cast_scale", "float16,int8-base", 1, {"BM": 8, "SPLIT": 4}),
         ("gemm.cast_scale", "bfloat16,int8-base", 0, {"BM": 32, "SPLIT": 1}),
         ("gemm.dequantize", "bfloat16,float8_e4m3fn-base", 1, {"BM": 16, "SPLIT": 2}),
-        ("gemm.scaled", "float32-base", 0, {"BM": 16, "SPLIT": 2}),
+        ("gemm.scaled_float32", "float32-base", 0, {"BM": 16, "SPLIT": 2}),
         ("gemm.bias.residual", "bfloat16-base", 1, {"BM": 16, "SPLIT": 4}),  # operators at the slot of y
     ],
 )
@@ -118,7 +118,7 @@ def test_sums_are_fp32_for_long_k(split):
     """64k terms of both signs: within fp32's rounding of the sum of their magnitudes, which half is far from."""
     k, rng = 65536, np.random.default_rng(8)
     x, w = (rng.standard_normal(shape).astype(E4M3) for shape in ((1, k), (16, k)))
-    job = made("gemm.scaled", "skinny", "float32-base", {"M": 1, "K": k, "N": 16}, 1, BM=8, SPLIT=split)
+    job = made("gemm.scaled_float32", "skinny", "float32-base", {"M": 1, "K": k, "N": 16}, 1, BM=8, SPLIT=split)
     one = np.ones((), np.float32)
     job = replace(job, arrays={**job.arrays, "x": x, "w": w, "scale_x": one, "scale_w": np.ones(16, np.float32)})
     executor = SimExecutor(Cache())

@@ -78,8 +78,10 @@ _FORMS = {
 }  # fmt: skip
 
 
-def _scaled(words: str, summary: str, endings: tuple[str, ...], **bias: str) -> FusionSpec:
-    """``endings``: what comes behind the scales, each spelling; the first is the reference."""
+def _scaled(words: str, summary: str, endings: tuple[str, ...], dtypes: dict[str, tuple[str, ...]]) -> FusionSpec:
+    """``endings``: what comes behind the scales, each spelling; the first is the reference. ``B`` among ``dtypes``: of
+    a bias."""
+    bias = {"bias": "B[] | B[N]"} if "B" in dtypes else {}
     constants = _FORMS | {"BIAS_FORM": "form(bias)" if bias else "-1"}
     return FusionSpec(
         api=1,
@@ -94,7 +96,7 @@ def _scaled(words: str, summary: str, endings: tuple[str, ...], **bias: str) -> 
             **bias,
         },
         outputs={"y": "T[... M N]"},
-        dtypes={"T": (*_WIDE, "float32"), **({"B": (*_WIDE, "float32")} if bias else {})},
+        dtypes=dtypes,
         axes=_AXES,
         attributes={"transB": _TRANSPOSED},
         constraints=_SHAPES,
@@ -108,7 +110,7 @@ def _scaled(words: str, summary: str, endings: tuple[str, ...], **bias: str) -> 
             ),
         ),
         kernels=(
-            wgmma(constants, narrow=True),
+            *([wgmma(constants, narrow=True)] if dtypes["T"] == _WIDE else []),  # it stores 16 bits
             *(make(constants, weight="float8_e4m3fn", x="float8_e4m3fn") for make in (skinny, general)),
         ),
         workloads=scaled(words),
@@ -134,7 +136,8 @@ FUSIONS: tuple[FusionSpec, ...] = (
     _scaled(
         "scaled",
         "e4m3 x @ e4m3 W times a scale of each, per tensor, row or channel, then an optional activation",
-        (f"c = Cast(s, to=T)\n{_ACTIVATED}(c)", f"{_ACTIVATED}(s)"),
+        (f"c = Cast(s, to=T)\n{_ACTIVATED}(c)",),
+        {"T": _WIDE},
     ),
     _scaled(
         "scaled_bias",
@@ -143,8 +146,14 @@ FUSIONS: tuple[FusionSpec, ...] = (
             f'b = Add(s, Cast(bias, to="float32"))\nc = Cast(b, to=T)\n{_ACTIVATED}(c)',
             f"b = Add(s, bias)\nc = Cast(b, to=T)\n{_ACTIVATED}(c)",
             f"c = Cast(s, to=T)\nb = Add(c, bias)\n{_ACTIVATED}(b)",
-            f"b = Add(s, bias)\n{_ACTIVATED}(b)",
         ),
-        bias="B[] | B[N]",
+        {"T": _WIDE, "B": (*_WIDE, "float32")},
+    ),
+    _scaled("scaled_float32", "gemm.scaled in float32", (f"{_ACTIVATED}(s)",), {"T": ("float32",)}),
+    _scaled(
+        "scaled_bias_float32",
+        "gemm.scaled_bias in float32",
+        (f"b = Add(s, bias)\n{_ACTIVATED}(b)",),
+        {"T": ("float32",), "B": ("float32",)},
     ),
 )
