@@ -115,3 +115,13 @@ def test_a_plan_tells_of_its_backward_passes_and_keeps_that():
     graph = chain(m=64, k=8, n=64)
     plain = plan(graph, matches_of(graph, gemm()), cost=model())
     assert plain.backwards == () and "backward" not in str(plain)
+
+
+def test_a_backward_pass_that_takes_longer_than_the_forward_pass_saves():
+    graph, large = chain(m=64, k=8, n=64), chain(m=4096, k=8, n=64)
+    nodes = tuple(n.name for n in large.nodes if n.op == "Mul")
+    made = plan(
+        graph, matches_of(graph, gemm()), cost=model(), gradients=lambda match: Backward("", (), large, nodes, ())
+    )
+    assert not made.chosen and len(made.losers) == 4
+    assert all("; its backward pass computes Mul again, +" in x.reason for x in made.losers)

@@ -234,3 +234,11 @@ def test_tracers_take_it(fused):
     op = torch.ops.fusionreg.gemm_scale_bias.default
     found = torch.library.opcheck(op, arguments, {"activation": "Gelu"})
     assert set(found.values()) == {"SUCCESS"} and len(found) == 4
+
+
+def test_a_result_that_has_no_derivative_needs_none(operators):
+    """The limit is only compared with: as torch has it, what comes of that is no function to differentiate."""
+    x, gain, limit = torch.randn(4, 8).half(), torch.randn(8), torch.randn((), requires_grad=True)
+    keep, y = operators["pointwise.region.twelve"](x, gain, limit, torch.ones(4, 1, dtype=torch.bool))
+    assert not y.requires_grad and not keep.requires_grad
+    assert not twelve(x, gain, limit, None).requires_grad
