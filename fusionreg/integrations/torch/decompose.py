@@ -52,6 +52,8 @@ def _random(target: str) -> bool:
 
 def _trace(call: Call, names: list[str], metas: list[Any], e: Emitter, advice: str) -> torch.fx.GraphModule:
     from torch._decomp import core_aten_decompositions
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.fx.experimental.proxy_tensor import make_fx
 
     overload = schemas.overload(call.target)
@@ -61,11 +63,10 @@ def _trace(call: Call, names: list[str], metas: list[Any], e: Emitter, advice: s
         filled = {k: _fill(v, values) for k, v in call.args.items()}
         return overload(**filled)
 
+    made = make_fx(run, decomposition_table=dict(core_aten_decompositions()), tracing_mode="fake")
     try:
-        examples = [
-            torch.empty(m.shape, dtype=schemas.torch_dtype(m.dtype), device="cpu") for m in metas
-        ]  # not touched
-        return make_fx(run, decomposition_table=dict(core_aten_decompositions()), tracing_mode="fake")(*examples)
+        with tracing(None), unset_fake_temporarily():  # whatever is being compiled has symbols for extents
+            return made(*(torch.empty(m.shape, dtype=schemas.torch_dtype(m.dtype), device="cpu") for m in metas))
     except Exception as error:  # whatever torch raises on an operator it cannot trace
         if _random(call.target):
             raise e.refuse("an operator that draws random numbers", "a deterministic model", _EVAL) from error

@@ -101,6 +101,7 @@ SPECIAL = [-7.0, -3.0, -1.0, -0.5, 0.0, -0.0, 0.3, 1.0, 3.0, 9.0, float("nan")]
     [
         ("gelu_backward", ()), ("silu_backward", ()), ("sigmoid_backward", ()), ("tanh_backward", ()),
         ("threshold_backward", (0,)), ("threshold_backward", (0.5,)), ("leaky_relu_backward", (0.1, False)),
+        ("softplus_backward", (1.0, 20.0)), ("mish_backward", ()), ("hardswish_backward", ()),
     ],
 )  # fmt: skip
 def test_a_pointwise_backward_operator_is_part_of_a_region(
