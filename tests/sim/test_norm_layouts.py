@@ -122,3 +122,36 @@ def test_what_only_the_columns_can_get_wrong(sim_cache):
         only=[ONE_MASK.name], cache=sim_cache,
     )  # fmt: skip
     assert verdicts and not [str(v) for v in verdicts if v.survived]
+
+
+def gradients(dy, x, scale):
+    """What torch has for LayerNorm in float64: dx, dscale, dbias."""
+    t, s = (torch.tensor(a.astype(np.float64), requires_grad=True) for a in (x, scale))
+    b = torch.zeros_like(s, requires_grad=True)
+    torch.nn.functional.layer_norm(t, s.shape, s, b, 1e-5).backward(torch.tensor(dy.astype(np.float64)))
+    return [a.grad.numpy() for a in (t, s, b)]
+
+
+@pytest.mark.parametrize(("wide", "first"), [(64, 0), (64, 16), (61, 1)])
+def test_gradients_of_rows_that_lie_apart(runtime, wide, first):
+    """Either or both are parts of wider tensors; dx is a tensor of its own."""
+    n, scale = 40, numbers(40, F32, 8)
+    wide_dy, wide_x = numbers((9, wide), F32), numbers((9, wide), F32, 6)
+    dy, x = wide_dy[:, first : first + n], wide_x[:, :n]
+    for pair in ((dy, x), (dy, np.ascontiguousarray(x)), (np.ascontiguousarray(dy), x)):
+        found = runtime.call("norm.layernorm_backward", *pair, scale)
+        for value, want in zip(found, gradients(dy, x, scale), strict=True):
+            np.testing.assert_allclose(value, want, rtol=2e-5, atol=2e-5)
+        assert found[0].flags.c_contiguous
+    assert used(runtime) == "strided"
+
+
+@pytest.mark.parametrize(("rows", "n"), [(2, 70000), (3, 12289)])
+def test_gradients_of_few_long_rows_take_the_whole_chip(runtime, rows, n):
+    dy, x, scale = numbers((rows, n), F32), numbers((rows, n), F32, 6), numbers(n, F32, 7)
+    x[1] += 100.0
+    x[0, : n // 3] *= 1e30  # squares overflow in some parts of the first row
+    found = runtime.call("norm.layernorm_backward", dy, x, scale)
+    assert used(runtime) == "spread"
+    for value, want in zip(found, gradients(dy, x, scale), strict=True):
+        np.testing.assert_allclose(value, want, rtol=1e-4, atol=1e-4 * max(1.0, np.abs(want).max()))

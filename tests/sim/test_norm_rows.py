@@ -53,11 +53,18 @@ def dropped_rows(runtime, x, p, state, residual=None):
     )
 
 
+#: Backward kernels that all their fusions run; the others' templates are run by one fusion or two.
+EVERY = ("columns", "stream", "rows", "long")
 #: What runs of fusions whose templates are those of others: without bias, or with the same slots.
 SOME = {
     "norm.gelu_dropout_layernorm_backward.summed": ("stream",),
     "norm.dropout_residual_layernorm_backward.summed": ("stream",),
     "norm.rmsnorm_backward.summed": ("rows", "columns", "stream"),
+    "norm.layernorm_backward.accumulated": ("rows", "spread"),
+    "norm.layernorm_backward": (*EVERY, "spread"),
+    "norm.rmsnorm_backward": EVERY,
+    "norm.residual_rmsnorm_backward": (*EVERY, "strided"),
+    "norm.dropout_residual_layernorm_backward": EVERY,
     **{f: ("rows", "stream") for f in ROWS if f.endswith("_unbiased")},
 }
 

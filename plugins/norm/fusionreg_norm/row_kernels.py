@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fusionreg.core.frozen import EMPTY
 from fusionreg.core.spec import KernelSpec
 
 #: Rows that a block of about THREADS threads works on; each that is spread over several warps needs a barrier, and a
@@ -13,6 +14,9 @@ GROUPS = "max(1, min(THREADS // LANES, 15 if LANES > 32 else 32))"
 
 #: Longest row that a block keeps in registers.
 LONGEST = 32768
+
+#: Rows at most of a kernel whose blocks all know all rows.
+MOST_ROWS = 128
 
 #: What a fusion does before it normalises; templates read all of these. MEAN: 1 where the mean is removed and a bias
 #: added, 2 where the mean is removed alone.
@@ -146,13 +150,16 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
     seconds = f"{rows} * M * N * bits(T) / 8"
     columns, streams = 2 if "MEAN" in parts else 1, 3 if "RESIDUAL" in parts else 2
 
-    def kernel(name: str, summary: str, template: str, threads: str, at_once: str, **fields: Any) -> KernelSpec:
+    def kernel(
+        name: str, summary: str, template: str, threads: str, at_once: str, more: Mapping[str, str] = EMPTY,
+        **fields: Any,
+    ) -> KernelSpec:
         blocks = f"max(1, min(ceildiv(M, {at_once}), multiprocessors))"
         return KernelSpec(
             name=name,
             summary=summary,
             template=template,
-            constants={**_constants(parts), "THREADS": threads},
+            constants={**_constants(parts), "THREADS": threads, **more},
             grid=blocks,
             block="THREADS",
             cooperative=True,
@@ -167,6 +174,27 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
     base = "50176" if gelu else joint
     if "RESIDUAL" in parts or "H_OUT" in parts:
         streams = 3
+
+    def held_rows(
+        name: str, regions: tuple[str, ...], summary: str, strided: tuple[str, ...], more: Mapping[str, str]
+    ) -> KernelSpec:
+        apart = "".join(f" and stride({t}, 0) % VEC == 0" for t in strided)
+        return kernel(
+            name, summary, "row_backward.cu.j2", "512", "(512 // LANES)",
+            more=more,
+            regions=regions,
+            strides=strided,
+            requires=(f"N <= {512 * 24}", *(f"N == 1 or stride({t}, 1) == 1" for t in strided)),
+            params={"VEC": (8, 4, 1), "LANES": (128, 256, 512), "VALUES": (8, 16, 24)},
+            valid=(
+                f"{_whole(tensors)}{apart}",
+                "N <= LANES * VALUES",
+                "2 * N > LANES * VALUES or LANES == 128 and VALUES == 8",
+            ),
+            estimate=f"6e-6 + {seconds} {speed}",
+        )  # fmt: skip
+
+    spread = "M * max(1, min(multiprocessors // M, ceildiv(N, 2048)))"
     return (
         KernelSpec(
             name="columns",
@@ -239,21 +267,29 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
             min_blocks=1,
             estimate=f"5e-6 + {seconds} / 4.2e12",
         ),
-        kernel(
-            "rows",
-            "x and dy in registers, read once; one, two or four rows of a block at once",
-            "row_backward.cu.j2",
-            "512",
-            "(512 // LANES)",
+        held_rows(
+            "rows", ("dy", "dx"), "x and dy in registers, read once; one, two or four rows of a block at once", (), {}
+        ),
+        held_rows(
+            "strided", ("dx",), "the same for rows that lie further apart than they are long",
+            tuple(t for t in ("dy", "x", "h", "dh", "residual") if t in tensors), {"STRIDED": "1"},
+        ),
+        KernelSpec(
+            name="spread",
+            template="row_backward_spread.cu.j2",
             regions=("dy", "dx"),
-            requires=(f"N <= {512 * 24}",),
-            params={"VEC": (8, 4, 1), "LANES": (128, 256, 512), "VALUES": (8, 16, 24)},
-            valid=(
-                _whole(tensors),
-                "N <= LANES * VALUES",
-                "2 * N > LANES * VALUES or LANES == 128 and VALUES == 8",
-            ),
-            estimate=f"6e-6 + {seconds} {speed}",
+            summary="few rows of any length, each spread over several blocks",
+            requires=(f"M >= 1 and 2 * M <= multiprocessors and M <= {MOST_ROWS}",),
+            params={"VEC": (8, 4, 1), "THREADS": (512,)},
+            valid=(_whole(tensors),),
+            constants={**_constants(parts), "ROWS": str(MOST_ROWS)},
+            grid=spread,
+            block="THREADS",
+            cooperative=True,
+            min_blocks=1,
+            workspace=f"{spread} * 24 + M * 12",
+            estimate=f"1.2e-5 + 2 * {seconds} {speed}"
+            " + M * ceildiv(N, VEC * THREADS * multiprocessors) * 1e-6",  # each thread goes through all rows
         ),
         kernel(
             "long",
@@ -264,6 +300,6 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
             regions=("dy", "dx"),
             params={"VEC": (8, 4, 1)},
             valid=(_whole(tensors),),
-            estimate=f"9e-6 + 2 * {seconds} {speed}",
+            estimate=f"9e-6 + 2 * {seconds} / min(4e12 if VEC > 1 else 1e12, (4e10 if VEC > 1 else 1e10) * max(M, 1))",
         ),
     )

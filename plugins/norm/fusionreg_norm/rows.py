@@ -268,6 +268,7 @@ LAYERNORM_BACKWARD = _fusion(
     {"dx": ROW, "dscale": "T[N]", "dbias": "T[N]"},
     EPSILON,
     backward({"MEAN": "1"}, ("dy", "x", "scale", "dx"), 3),
+    (_WIDE,),
     tags=("training", "backward"),
     regions=(_ACCUMULATED,),
 )
@@ -280,6 +281,7 @@ RMSNORM_BACKWARD = _fusion(
     {"dx": ROW, "dscale": "T[N]"},
     EPSILON,
     backward({}, ("dy", "x", "scale", "dx"), 3),
+    (_WIDE,),
     tags=("training", "backward"),
     regions=(_SUMMED,),
 )
