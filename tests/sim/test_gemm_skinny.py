@@ -44,17 +44,20 @@ def test_conforms():
 
 
 @pytest.mark.parametrize(
-    ("fusion", "kernel"),
+    ("fusion", "kernel", "dtypes"),
     [
-        ("gemm.cast_scale", "skinny"), ("gemm.dequantize", "skinny"), ("gemm.dequantize", "plain"),
-        ("gemm.scaled", "plain"), ("gemm.scaled_bias", "skinny"),
+        ("gemm.cast_scale", "skinny", "bfloat16,int8"),
+        ("gemm.dequantize", "skinny", "float16,float8_e4m3fn"),
+        ("gemm.dequantize", "plain", "bfloat16,float8_e4m3fn"),
+        ("gemm.scaled", "plain", "float16"),
+        ("gemm.scaled_bias", "skinny", "bfloat16,float32"),
     ],
-)  # fmt: skip
-def test_products_with_8_bits_conform(fusion, kernel):
-    """Special values and every byte, in all dtypes; GPUs run all cases."""
+)
+def test_products_with_8_bits_conform(fusion, kernel, dtypes):
+    """Special values of every operand, every byte, nothing to sum; GPUs run all cases."""
     entry, executor = CATALOG[fusion], SimExecutor(Cache())
-    ends = ("-special-x", "-extremes", "-long_sum", "-K0")
-    trials = [t for t in derive(entry, entry.kernel(kernel), executor.target, "quick") if t.name.endswith(ends)]
+    names = {f"{dtypes}-{end}" for end in ("special-x", "special-w", "extremes", "K0", "M0", "long_sum", "tails")}
+    trials = [t for t in derive(entry, entry.kernel(kernel), executor.target, "all") if t.name in names]
     results = [run_one(CATALOG, fusion, kernel, t, executor) for t in trials]
     assert not [str(r) for r in results if r.status.failed]
     assert sum(r.status is Status.PASSED for r in results) >= 4
