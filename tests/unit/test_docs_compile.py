@@ -20,8 +20,9 @@ def test_the_code_runs(capsys) -> None:
         torch._dynamo.reset()
         exec(compile(block, str(PAGE), "exec"), names)
     assert names["model"][0].weight.grad is not None
-    assert names["site"].fusion == "norm.gelu_dropout_layernorm" and names["site"].differentiable
-    assert names["site"].operators == ("aten.gelu", "aten.dropout", "aten.layer_norm")
+    assert names["site"] is names["reports"][0].fused[0]
+    (site,) = [s for s in names["reports"][0].fused if s.fusion == "norm.gelu_dropout_layernorm"]
+    assert site.operators == ("aten.gelu", "aten.dropout", "aten.layer_norm") and site.differentiable
     assert "norm.gelu_dropout_layernorm" in capsys.readouterr().out
 
 
