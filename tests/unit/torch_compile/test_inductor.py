@@ -105,3 +105,30 @@ def test_the_key_covers_fusions_and_options(registry: Any) -> None:
 def test_options_of_inductor_reach_it(compiled: Any) -> None:
     with torch.no_grad(), pytest.raises(Exception, match="no_such_option"):
         compiled(block, inner="inductor", inner_options={"no_such_option": 1})(*given())
+
+
+def test_policy_off_is_inductor_alone(compiled: Any, reports: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    real = inner.lookup_backend("inductor")
+
+    def watched(*inputs: Any, **named: Any) -> Any:
+        asked.append(named)
+        return real(*inputs, **named)
+
+    monkeypatch.setattr(inner, "lookup_backend", lambda name: watched)
+    x = torch.randn(2, 3)
+    options = {"inner": "inductor", "inner_options": {"max_autotune": False}}
+    with torch.no_grad():
+        assert torch.equal(compiled(lambda x: x.t(), policy="off", **options)(x), x.t())
+        assert torch.equal(compiled(lambda x: x.t(), **options)(x), x.t())
+    assert asked[0] == {"config_patches": {"max_autotune": False}}
+    assert asked[1]["config_patches"].keys() == {"max_autotune", inner._SLOTS[0]} and "inner_compile" in asked[1]
+    assert [r.stage for r in reports] == ["captured", "captured", "inference"]
+
+
+def test_a_mode_is_options_of_inductor(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(inner, "lookup_backend", lambda name: lambda gm, inputs, **named: asked.append(named))
+    gm = torch.fx.symbolic_trace(torch.nn.Identity())
+    inner.inductor(gm, [], Options(), "max-autotune-no-cudagraphs", None, "")
+    assert asked[0]["config_patches"]["max_autotune"] is True
