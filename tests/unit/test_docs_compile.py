@@ -23,6 +23,7 @@ def test_the_code_runs(capsys) -> None:
     assert names["site"] is names["reports"][0].fused[0]
     (site,) = [s for s in names["reports"][0].fused if s.fusion == "norm.gelu_dropout_layernorm"]
     assert site.operators == ("aten.gelu", "aten.dropout", "aten.layer_norm") and site.differentiable
+    assert site.backward == "norm.gelu_dropout_layernorm_backward"
     assert "norm.gelu_dropout_layernorm" in capsys.readouterr().out
 
 
