@@ -50,16 +50,26 @@ def routed_scale(xp: Any, x: Any, scales: Any, ids: Any) -> Any:
     return xp.ns.where(inside[..., None], x * chosen, x)
 
 
-@operator("fusionreg::LimitRank", "w ranks", infer=same, attributes={"axis": 1, "trans": 0})
-def limit_rank(xp: Any, w: Any, ranks: Any, *, axis: int, trans: int) -> Any:
-    """Matrices w[e] with 0 in all rows (axis 1) or columns (axis 2) from ranks[e] on, whatever stands there; with trans
-    they are stored transposed."""
-    axis = 3 - axis if trans else axis
-    shape = [1, 1, 1]
-    shape[axis] = w.shape[axis]
-    place = xp.ns.reshape(xp.arange(w.shape[axis]), tuple(shape))
-    live = place < xp.ns.reshape(xp.cast(ranks, "int64"), (-1, 1, 1))
-    return xp.ns.where(live, w, xp.ns.zeros_like(w))
+def _below(xp: Any, extent: int, limits: Any) -> Any:
+    """Whether 0, 1, … extent - 1 are below each limit, along a new last axis."""
+    return xp.arange(extent) < xp.cast(limits, "int64")[..., None]
+
+
+@operator("fusionreg::RoutedLimit", "x limits ids", infer=same)
+def routed_limit(xp: Any, x: Any, limits: Any, ids: Any) -> Any:
+    """Row m of x with 0 in all places from limits[ids[m]] on, whatever stands there; 0 for a row without a limit."""
+    inside, safe = _inside(xp, ids, limits.shape[0])
+    if not limits.shape[0]:
+        return xp.ns.zeros_like(x)
+    chosen = xp.ns.reshape(xp.ns.take(limits, xp.ns.reshape(safe, (-1,)), axis=0), tuple(ids.shape))
+    return xp.ns.where(inside[..., None] & _below(xp, x.shape[-1], chosen), x, xp.ns.zeros_like(x))
+
+
+@operator("fusionreg::LimitRank", "w ranks", infer=same, attributes={"trans": 0})
+def limit_rank(xp: Any, w: Any, ranks: Any, *, trans: int) -> Any:
+    """Matrices w[e] with 0 in all rows from ranks[e] on, whatever stands there; with trans stored transposed."""
+    live = _below(xp, w.shape[2 if trans else 1], ranks)
+    return xp.ns.where(live[:, None, :] if trans else live[:, :, None], w, xp.ns.zeros_like(w))
 
 
 OPS = specs_in(globals())

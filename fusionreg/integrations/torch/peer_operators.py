@@ -60,11 +60,15 @@ def _routed_scale(s: Site) -> Any:
     return torch.where(inside, s.args[0] * scales[..., None], s.args[0])
 
 
+def _routed_limit(s: Site) -> Any:
+    inside, limits = _chosen(s, 1, 2)
+    place = torch.arange(s.extents()[-1], device=s.args[0].device)
+    return torch.where(inside & (place < limits[..., None]), s.args[0], 0.0)
+
+
 def _limit_rank(s: Site) -> Any:
-    axis = 3 - s.attributes["axis"] if s.attributes["trans"] else s.attributes["axis"]
-    place = torch.arange(s.extents()[axis], device=s.args[0].device)
-    place = place[:, None] if axis == 1 else place
-    return torch.where(place < s.args[1][:, None, None], s.args[0], 0.0)
+    place = torch.arange(s.extents()[2 if s.attributes["trans"] else 1], device=s.args[0].device)
+    return torch.where((place if s.attributes["trans"] else place[:, None]) < s.args[1][:, None, None], s.args[0], 0.0)
 
 
 def _swish(s: Site) -> Any:
@@ -276,7 +280,7 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         "fusionreg::QuickGelu": _swish, "LeakyRelu": _plain(F.leaky_relu, negative_slope="alpha"),
         "Elu": _plain(F.elu, alpha="alpha"), "Celu": _plain(F.celu, alpha="alpha"),
         "fusionreg::RoutedMatMul": _routed_matmul, "fusionreg::RoutedScale": _routed_scale,
-        "fusionreg::LimitRank": _limit_rank,
+        "fusionreg::RoutedLimit": _routed_limit, "fusionreg::LimitRank": _limit_rank,
         "SwiGLU": lambda s: _swish(s) * s.args[1],
         "Dropout": _dropout, "fusionreg::Dropout": _seeded_dropout, "Softmax": _plain(torch.softmax, dim="axis"),
         "LogSoftmax": _plain(torch.log_softmax, dim="axis"),

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from itertools import product
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Workload
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Tolerance, Workload
 
 from .lora_kernels import KERNELS
 
 _REFERENCE = """
-u = optional(fusionreg.LimitRank)(a, ranks, axis=2, trans=transA)
-v = optional(fusionreg.LimitRank)(b, ranks, axis=1, trans=transB)
-h = fusionreg.RoutedMatMul(x, u, ids, trans=transA)
-d = fusionreg.RoutedMatMul(h, v, ids, trans=transB)
+h = fusionreg.RoutedMatMul(x, a, ids, trans=transA)
+u = optional(fusionreg.RoutedLimit)(h, ranks, ids)
+v = optional(fusionreg.LimitRank)(b, ranks, trans=transB)
+d = fusionreg.RoutedMatMul(u, v, ids, trans=transB)
 s = optional(Mul)(d, scale)
 w = optional(fusionreg.RoutedScale)(s, scales, ids)
 y = Add(base, w)
@@ -159,6 +159,14 @@ ROUTED = FusionSpec(
         "shape(b, -2) == (N if transB else R)",
     ),
     cases=_CASES,
+    tolerances=(
+        Tolerance(
+            dtype="float32",
+            ulp=1.0,
+            inputs=1.0,
+            reason="of an adapter with one rank, one sum decides a whole row, which the chain may hit by luck",
+        ),
+    ),
     workloads=_WORKLOADS,
     kernels=KERNELS,
     tags=("S14", "inference", "gemm", "lora"),

@@ -169,12 +169,17 @@ def test_products_by_row() -> None:
     )
 
 
-def test_ranks_of_matrices() -> None:
+def test_ranks_of_matrices_and_of_rows() -> None:
     w, ranks = RNG.standard_normal((4, 3, 5)), np.array([0, 2, 9, -1])
-    w[0], w[1, 2], w[1, :, 2:] = np.nan, np.inf, np.nan
-    for axis in (1, 2):
-        wanted = w.copy()
-        for e, rank in enumerate(ranks):
-            wanted[e].swapaxes(0, axis - 1)[max(rank, 0) :] = 0.0
-        np.testing.assert_array_equal(run("fusionreg::LimitRank", w, ranks, axis=axis), wanted)
-        np.testing.assert_array_equal(run("fusionreg::LimitRank", w, ranks, axis=3 - axis, trans=1), wanted)
+    w[0], w[1, 2] = np.nan, np.inf
+    wanted = w.copy()
+    for e, rank in enumerate(ranks):
+        wanted[e, max(rank, 0) :] = 0.0
+    np.testing.assert_array_equal(run("fusionreg::LimitRank", w, ranks), wanted)
+    swapped = np.ascontiguousarray(w.swapaxes(1, 2))
+    np.testing.assert_array_equal(run("fusionreg::LimitRank", swapped, ranks, trans=1), wanted.swapaxes(1, 2))
+    ids = np.array([1, -1, 2, 4, 0])
+    x = np.where(np.arange(15).reshape(5, 3) == 5, np.nan, 1.0)
+    limited = run("fusionreg::RoutedLimit", x, ranks, ids)
+    np.testing.assert_array_equal(limited, [[1, 1, 0], [0, 0, 0], [1, 1, 1], [0, 0, 0], [0, 0, 0]])
+    assert not run("fusionreg::RoutedLimit", x[:, :2], ranks[:0], ids).any()
