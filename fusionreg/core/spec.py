@@ -189,6 +189,9 @@ class KernelSpec(Record):
     """Where generated point-wise code stands in the template. ``*``: the whole pattern is point-wise; the kernel then
     iterates over ``region`` (see "Point-wise kernels"), its parameters are those of the iteration, and its expressions
     may read the iteration's names."""
+    keeps: Texts = ()
+    """Inputs among ``regions`` whose value, computed by operators in front, the template stores, too, where others read
+    it: by ``keep`` of the slot, once for each element, where ``kept("x")``."""
     params: FrozenDict[str, tuple[Scalar, ...]] = EMPTY
     """Tunable parameters: the values to choose from, the first being the default."""
     valid: Texts = ()
@@ -226,6 +229,8 @@ class KernelSpec(Record):
     """Why dispatch must not choose it yet; empty when it may."""
     slots_pending: str = ""
     """Why dispatch must not choose it yet where operators stand at its slots; empty when it may."""
+    keeps_pending: str = ""
+    """Why dispatch must not choose it yet where it stores a value of ``keeps``; empty when it may."""
 
 
 class Region(Record):

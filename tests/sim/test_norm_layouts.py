@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fusionreg import load_registry
 from fusionreg.core.conformance import run_mutants
 from fusionreg.core.conformance.mutants import edit
 from fusionreg.core.registry import catalog as registry
@@ -155,3 +156,35 @@ def test_gradients_of_few_long_rows_take_the_whole_chip(runtime, rows, n):
     assert used(runtime) == "spread"
     for value, want in zip(found, gradients(dy, x, scale), strict=True):
         np.testing.assert_allclose(value, want, rtol=1e-4, atol=1e-4 * max(1.0, np.abs(want).max()))
+
+
+class Sum(torch.nn.Module):
+    """A layer of a transformer: the sum that is normalised is what the next sum starts from."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.norm, self.inner = torch.nn.LayerNorm(n), torch.nn.Linear(n, n)
+
+    def forward(self, x, r):
+        h = x + r
+        return h + self.inner(self.norm(h))
+
+
+def test_a_sum_that_is_read_again_is_stored_by_the_kernel_that_normalises_it():
+    model, found = Sum(48).eval(), load_registry(device="sim", allow=("norm",))
+    x, r = torch.randn(2, 3, 5, 48, generator=torch.Generator().manual_seed(1))
+    (match,) = found.plan(model, x, r).chosen
+    assert set(match.outputs) == {"x", "y"} and match.base == "norm.layernorm" and len(match.nodes) == 2
+    with torch.no_grad():
+        np.testing.assert_allclose(found.fuse(model, x, r)(x, r), model(x, r), atol=1e-5)
+    assert set(found.runtime.kernels_used) == {f"{match.fusion}/rows"}
+
+
+@pytest.mark.parametrize(("kernel", "shape"), [("rows", (5, 40)), ("spread", (2, 33000)), ("long", (70, 33000))])
+def test_what_is_kept_is_the_sum(runtime, kernel, shape):
+    a, residual, (scale, bias) = numbers(shape, F32), numbers(shape, F32, 6), numbers((2, shape[1]), F32, 7)
+    a[0] *= 1e25  # its squares overflow: the value is computed once more, and stored as it is
+    y, x = runtime.call("norm.layernorm.residual", a, residual, scale, bias)
+    np.testing.assert_array_equal(x, a + residual)
+    np.testing.assert_allclose(y, normalised(x, scale, bias.astype(np.float64)), rtol=1e-4, atol=1e-4)
+    assert used(runtime) == kernel

@@ -23,19 +23,23 @@ from fusionreg.core.tensors import TensorType, bind
 
 from .test_regions import OPS, Build
 
-KERNEL = '{{ slots }}{{ signature }} {{ "{" }} {{ slot("x") }}; {{ slot("y") }}; {{ "}" }}\n'
+KERNEL = (
+    '{{ slots }}{{ signature }} {{ "{" }} {{ slot("x") }}; {{ slot("y") }}; '
+    '{{ "keep" if kept("x") else "" }} {{ "}" }}\n'
+)
 
 
 class Plugin:
     """Softmax over rows, whose kernel takes operators at both ends."""
 
-    def __init__(self, regions: tuple[Region, ...] = ()) -> None:
-        self.regions = regions
+    def __init__(self, regions: tuple[Region, ...] = (), keeps: tuple[str, ...] = ()) -> None:
+        self.regions, self.keeps = regions, keeps
 
     def register_fusions(self):
         kernel = KernelSpec(
-            name="k", template="k.cu.j2", grid="M", block="32", regions=("x", "y"), requires=("aligned(x, 16)",)
-        )
+            name="k", template="k.cu.j2", grid="M", block="32", regions=("x", "y"), requires=("aligned(x, 16)",),
+            keeps=self.keeps,
+        )  # fmt: skip
         return [
             FusionSpec(
                 api=1, name="rows.softmax", pattern="y = Softmax(x)", inputs={"x": "T[... M N]"},
@@ -50,7 +54,7 @@ def catalog(tmp_path_factory) -> Catalog:
     return _load(tmp_path_factory.mktemp("rows"))
 
 
-def _load(folder, *regions: Region) -> Catalog:
+def _load(folder, *regions: Region, keeps: tuple[str, ...] = ()) -> Catalog:
     import sys
     import types
 
@@ -60,7 +64,7 @@ def _load(folder, *regions: Region) -> Catalog:
     module.__file__ = str(folder / "__init__.py")
     (folder / "__init__.py").touch()
     (folder / "k.cu.j2").write_text(KERNEL)
-    plugin = Plugin(regions)
+    plugin = Plugin(regions, keeps)
     module.register_fusions = hookimpl(lambda: plugin.register_fusions())
     module.__path__ = [str(folder)]
     sys.modules["rows"] = module
@@ -166,6 +170,39 @@ def test_front_that_others_read_stays_outside(catalog):
     a = g("Relu", g.input("x"))
     graph = g.done(g("Softmax", a), g("ReduceSum", a, shape=(1, 1)))
     assert grown(graph, catalog) == []
+
+
+def test_front_that_others_read_is_an_output_where_a_kernel_keeps_it(tmp_path):
+    """``h = x + r``, read by the fusion and by the next sum; what is in front of that is computed for it alone."""
+    catalog = _load(tmp_path, keeps=("x",))
+    g = Build()
+    a = g("Neg", g.input("x"))
+    h = g("Add", a, g.input("r"))
+    s = g("Softmax", h)
+    graph = g.done(g("Add", g("MatMul", s, g.input("w", (4, 4))), h))
+    (match,) = grown(graph, catalog)
+    assert [graph.node_by_name[n].op for n in match.nodes] == ["Neg", "Add", "Softmax"]
+    assert dict(match.outputs) == {"y": s, "x": h}
+    entry = catalog[match.fusion]
+    assert entry.slots["x"].outputs == ("x",) and [k.name for k in entry.kernels] == ["k"]
+    same_values(graph, match, catalog)
+
+
+def test_an_output_is_not_kept(tmp_path):
+    with pytest.raises(AssertionError, match="'y' is no input with a slot"):
+        _load(tmp_path, keeps=("y",))
+
+
+def test_what_is_kept_may_not_wait_for_the_fusion(tmp_path):
+    """What the slot's value is computed from may be read by others; then it stays outside."""
+    catalog = _load(tmp_path, keeps=("x",))
+    g = Build()
+    a = g("Neg", g.input("x"))
+    h = g("Add", a, g.input("r"))
+    graph = g.done(g("Softmax", h), a, h)
+    (match,) = grown(graph, catalog)
+    assert [graph.node_by_name[n].op for n in match.nodes] == ["Add", "Softmax"] and a in match.inputs.values()
+    same_values(graph, match, catalog)
 
 
 def test_reader_that_waits_for_the_match_elsewhere_stays_outside(catalog):

@@ -103,7 +103,7 @@ def find(
         matches.append(best[key])
         slots = slots_of(entries[key[1]])
         if maker is not None and slots:
-            grown = around(view, ops, maker.refuses, entries[key[1]], best[key], slots)
+            grown = around(view, ops, maker.refuses, entries[key[1]], best[key], slots, kept_of(entries[key[1]]))
             if grown is not None:
                 made = _made(maker, entries[key[1]], grown[0], grown[1].nodes, view.graph)
                 if isinstance(made, FailedMatch):
@@ -127,6 +127,11 @@ def slots_of(fusion: Any) -> tuple[str, ...]:
     """Tensors of a fusion at which one of its kernels takes point-wise operators."""
     kernels = getattr(fusion, "kernels", ())
     return tuple(dict.fromkeys(name for k in kernels for name in k.spec.regions if name != WHOLE))
+
+
+def kept_of(fusion: Any) -> frozenset[str]:
+    """Inputs of a fusion whose value one of its kernels stores, too, where others read what operators in front give."""
+    return frozenset(name for k in getattr(fusion, "kernels", ()) for name in k.spec.keeps)
 
 
 def captured(

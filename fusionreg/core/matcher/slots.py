@@ -77,11 +77,13 @@ class _Side:
 
 
 def around(
-    view: View, ops: Mapping[str, OpSpec], refuses: Refuses, fusion: Fusion, match: Match, slots: Collection[str]
+    view: View, ops: Mapping[str, OpSpec], refuses: Refuses, fusion: Fusion, match: Match, slots: Collection[str],
+    keeps: Collection[str] = (),
 ) -> tuple[Region, Match] | None:
     """What the fusion is with all the point-wise operators that the slots take, None where there are none.
 
-    ``slots``: names of tensors. The match comes back with the nodes and tensors of the whole, under its own name still.
+    ``slots``: names of tensors; ``keeps``: those among them whose value may be read by others, too. The match comes
+    back with the nodes and tensors of the whole, under its own name still.
     """
     graph = view.graph
     places = [s for n in slots if (s := _slot(graph, fusion, match, n)) is not None]
@@ -89,7 +91,7 @@ def around(
     front: list[_Side] = []
     behind: list[_Side] = []
     for slot in places:
-        if slot.name in match.inputs and (nodes := _front(graph, ops, refuses, slot, inside)):
+        if slot.name in match.inputs and (nodes := _front(graph, ops, refuses, slot, inside, slot.name in keeps)):
             front.append(_Side(slot, nodes))
         elif slot.name in match.outputs and not behind and (nodes := _behind(graph, ops, refuses, slot, inside)):
             behind.append(_Side(slot, nodes))  # one output's readers may read another's: one side is taken
@@ -108,9 +110,9 @@ def _slot(graph: Graph, fusion: Fusion, match: Match, name: str) -> _Slot | None
 
 
 def _front(
-    graph: Graph, ops: Mapping[str, OpSpec], refuses: Refuses, slot: _Slot, inside: Collection[str]
+    graph: Graph, ops: Mapping[str, OpSpec], refuses: Refuses, slot: _Slot, inside: Collection[str], kept: bool
 ) -> tuple[Node, ...]:
-    """What computes the slot's value for the match alone."""
+    """What computes the slot's value for the match alone; ``kept``: or for others as well."""
     taken = set(inside)
     found: list[Node] = []
     ready = [slot.value.name]
@@ -118,7 +120,7 @@ def _front(
         producer = graph.producers.get(ready.pop())
         if producer is None or producer.name in taken or len(found) >= MAX_NODES:
             continue
-        if _alone(graph, ops, refuses, slot, producer, taken):
+        if _alone(graph, ops, refuses, slot, producer, taken, kept and slot.value.name in producer.outputs):
             taken.add(producer.name)
             found.append(producer)
             ready += [i for i in producer.inputs if i]
@@ -167,15 +169,18 @@ def _behind(
 
 
 def _alone(
-    graph: Graph, ops: Mapping[str, OpSpec], refuses: Refuses, slot: _Slot, node: Node, inside: Collection[str]
+    graph: Graph, ops: Mapping[str, OpSpec], refuses: Refuses, slot: _Slot, node: Node, inside: Collection[str],
+    kept: bool = False,
 ) -> bool:
     """Whether a node works over the slot's elements, or cheaply over fewer, on operands that fit, for nodes inside
-    alone."""
+    alone; ``kept``: or for others as well."""
     space = iteration_space(graph, ops, refuses, node)
     if space is None or (space != slot.value.shape and not _repeated(graph, slot, node)):
         return False
     outputs = [o for o in node.outputs if o]
-    if any(o in graph.output_names or any(r.name not in inside for r in graph.consumers.get(o, ())) for o in outputs):
+    if not (kept and len(outputs) == 1) and any(
+        o in graph.output_names or any(r.name not in inside for r in graph.consumers.get(o, ())) for o in outputs
+    ):
         return False
     return all(slot.text(graph.values[i]) is not None for i in node.inputs if i)
 
@@ -228,6 +233,10 @@ def _write(
                 if name not in known:
                     results[name], outputs[name] = f"{graph.values[value].dtype}[{side.slot.form}]", value
         lines.append(program.lines[start:])
+    for side in front:
+        if program.visible(side.slot.value.name):
+            results[side.slot.name] = fusion.inputs[side.slot.name].text
+            outputs[side.slot.name] = side.slot.value.name
     if not outputs or len(types) + len(results) > MAX_TENSORS:
         return None
     if view.legality.check([graph.node_by_name[n] for n in union], inputs.values(), frozenset(outputs.values())):

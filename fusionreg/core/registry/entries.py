@@ -142,8 +142,8 @@ class Slot:
         at: where that value is in the pattern.
         steps: the operators, as indices of the pattern's steps.
         inputs: tensors that they read beside it; of an input's slot, instead of it.
-        outputs: of an output's slot, the tensors that are written: what they compute, and the value itself where it is
-            an output too.
+        outputs: the tensors that are written: the value itself where it is an output, too, and of an output's slot what
+            the operators compute.
     """
 
     name: str

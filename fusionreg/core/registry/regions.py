@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..errors import SpecError
@@ -44,17 +44,19 @@ def derive(base: FusionEntry, region: Region, ops: Mapping[str, OpSpec]) -> Fusi
     entry, errors = check_fusion(spec, ops, base.plugin, base.distribution, base.version, inside)
     if entry is None:
         raise errors[0]
+    kept = {n for n in region.slots if n in base.inputs and n in region.outputs}
     kernels = tuple(
-        replace(k, spec=k.spec.model_copy(update={"fusion": spec.name, "pending": _pending(k.spec, region)}))
+        replace(k, spec=k.spec.model_copy(update={"fusion": spec.name, "pending": _pending(k.spec, region, kept)}))
         for k in base.kernels
-        if set(region.slots) <= set(k.spec.regions)
+        if set(region.slots) <= set(k.spec.regions) and kept <= set(k.spec.keeps)
     )
     made = replace(entry, kernels=kernels, base=base.name, slots=_slots(base, entry, region))
     return replace(made, spec=made.spec.model_copy(update={"layouts": FrozenDict(_layouts(base, made))}))
 
 
-def _pending(kernel: KernelSpec, region: Region) -> str:
-    return kernel.pending or (kernel.slots_pending if region.slots else "") or region.pending
+def _pending(kernel: KernelSpec, region: Region, kept: Collection[str]) -> str:
+    slots = kernel.slots_pending if region.slots else ""
+    return kernel.pending or slots or (kernel.keeps_pending if kept else "") or region.pending
 
 
 def _layouts(base: FusionEntry, made: FusionEntry) -> dict[str, str]:
@@ -102,7 +104,8 @@ def _slots(base: FusionEntry, entry: FusionEntry, region: Region) -> FrozenDict[
         reads = dict.fromkeys(o.name for i in steps for o in pattern.steps[i].operands if isinstance(o, Input))
         visible = {where: n for n, where in pattern.outputs.items()}
         made_here = [Output(i, k) for i in steps for k in range(len(pattern.steps[i].outputs))]
-        writes = [visible[where] for where in ([] if name in base.inputs else [at, *made_here]) if where in visible]
+        made_here = [at] if name in base.inputs else [at, *made_here]
+        writes = [visible[where] for where in made_here if where in visible]
         found[name] = Slot(name, base.tensors[name], name in base.inputs, at, tuple(steps), tuple(reads), tuple(writes))
     return FrozenDict(found)
 

@@ -5,6 +5,7 @@ For each tensor in ``KernelSpec.regions`` there is one C++ type, whatever stands
     struct Slot_x {                                     // an input
       template <int V> Loaded<V> fetch(at, m, n) const; // loads what V consecutive elements need
       template <int V> void values(loaded, float (&v)[V]) const;  // the elements, as they enter the fusion
+      template <int V> void keep(at, const float (&v)[V]) const;  // stores them, where kept("x"): others read them
     };
     struct Slot_y {                                     // an output
       template <int V> void write(at, m, n, const float (&v)[V]) const;
@@ -230,6 +231,10 @@ class _Writer:
         else:
             given = ", ".join([*map(self._value, self.reads), "v[j]"])
             lines.append(f"    for (int j = 0; j < V; ++j) fr_at_{self.name}({given});")
+        if self.stores:
+            given = f"fr::i64 at, const {self.compute} (&v)[V]"
+            lines += ["  }", f"  template <int V> __device__ __forceinline__ void keep({given}) const {{"]
+            lines.append(f"    fr::store_pack({self.name} + at, {self._stored(self.name, 'v')});")
         return "\n".join([*lines, "  }", "};"])
 
     def output(self) -> str:

@@ -105,7 +105,10 @@ def render(
     list_arguments = regions.arguments if whole else prelude.arguments
     found = list_arguments(entry, kernel, problem, launch.workspace > 0)
     values = prelude.variables(entry, kernel, problem, params, constants)
-    region: dict[str, Any] = {"slotted": lambda tensor: str(tensor) in entry.slots}
+    region: dict[str, Any] = {
+        "slotted": lambda tensor: str(tensor) in entry.slots,
+        "kept": lambda tensor: str(tensor) in entry.slots and str(tensor) in entry.slots[str(tensor)].outputs,
+    }
     if whole:
         region["region"] = regions.region(entry, problem, whom)
     elif spec.regions:

@@ -158,6 +158,9 @@ def _check_shape(problems: Problems, spec: KernelSpec, fusion: FusionEntry) -> N
         if name != WHOLE and name not in fusion.tensors:
             known = UnknownNameError.among("tensor", name, fusion.tensors).expected
             problems.add("regions", f"unknown tensor {name!r}", f"{WHOLE!r}: the whole pattern, or {known}")
+    for name in spec.keeps:
+        if name not in spec.regions or name not in fusion.inputs:
+            problems.add("keeps", f"{name!r} is no input with a slot", "inputs among `regions`")
     for name in spec.strides:
         if name == WHOLE and WHOLE not in spec.regions:
             problems.add("strides", f"{WHOLE!r} without a region", f"regions = {WHOLE!r}, or tensors by name")
@@ -247,6 +250,9 @@ def _check_read(problems: Problems, spec: KernelSpec, parsed: _Expressions, text
     for name in spec.regions:
         if name != WHOLE and f'slot("{name}")' not in text:
             problems.add("regions", f"the template has no slot for {name!r}", f'{{{{ slot("{name}") }}}}')
+    for name in spec.keeps:
+        if f'kept("{name}")' not in text or "keep" not in words:
+            problems.add("keeps", f"the template never keeps {name!r}", f'`keep` of its slot where kept("{name}")')
     if WHOLE in spec.regions and "region" not in words:
         problems.add("regions", "the template never reads `region`", "the iteration and its device function used")
     mapped = {m.operand for m in spec.tensor_maps}  # whose strides the map holds

@@ -35,10 +35,17 @@ UNPROVEN_SLOTS: dict[str, tuple[str, ...]] = {
     "norm.groupnorm_swish_dropout": ("cluster", "stream", "last_cluster", "last_stream", "last_tiles", "last_grid"),
 }
 
+#: The same of values that they store for others; of all fusions.
+UNPROVEN_KEEPS = ("rows", "spread", "long")
+
 
 def with_pending(spec: FusionSpec) -> FusionSpec:
     """The fusion with its unproven kernels marked."""
-    marks = {"pending": UNPROVEN.get(spec.name, ()), "slots_pending": UNPROVEN_SLOTS.get(spec.name, ())}
+    marks = {
+        "pending": UNPROVEN.get(spec.name, ()),
+        "slots_pending": UNPROVEN_SLOTS.get(spec.name, ()),
+        "keeps_pending": UNPROVEN_KEEPS,
+    }
 
     def marked(kernel: KernelSpec) -> KernelSpec:
         return kernel.model_copy(update={mark: REASON for mark, names in marks.items() if kernel.name in names})

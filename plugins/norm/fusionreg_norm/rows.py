@@ -133,6 +133,18 @@ _GATED = Region(
     dtypes={"T": ("bfloat16",)},
 )
 
+_RESIDUAL = Region(
+    name="residual",
+    summary="LayerNorm of a sum of rows, and the sum",
+    pattern="x = Add(a, residual)\n...",
+    slots=("x",),
+    inputs={"a": ROW, "residual": ROW, "scale": "T[N]", "bias": "T[N]"},
+    outputs={"y": ROW, "x": ROW},
+    dtypes={"T": ("bfloat16", "float32")},
+    pending=REASON,
+    cases=(_WIDE,),
+)
+
 _ACCUMULATED = Region(
     name="accumulated",
     summary="gradients of LayerNorm, of a gated dy, dx added to another gradient",
@@ -174,7 +186,7 @@ LAYERNORM = _fusion(
     EPSILON,
     forward({"MEAN": "1"}, ("x", "scale", "bias", "y"), 2),
     (_OFFSET, _WIDE),
-    regions=(_MODULATED,),
+    regions=(_MODULATED, _RESIDUAL),
 )
 
 LAYERNORM_UNBIASED = _fusion(
