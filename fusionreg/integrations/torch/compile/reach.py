@@ -27,7 +27,14 @@ class Reach:
         self.visible = visible(lowered, traced.program)
         self.calls = traced.program.calls
         self.names, self.ends = lowered.names, frozenset(lowered.graph.outputs)
-        self.several = [c for c in self.calls if len(c.outputs) > 1]
+        #: Node that makes one of several results of a call → which call that is.
+        self.several = {
+            self.graph.producers[v].name: i
+            for i, c in enumerate(self.calls)
+            if len(c.outputs) > 1
+            for o in c.outputs
+            if (v := self.names.get(o, "")) in self.graph.producers
+        }
         self.writers = {o: i for i, c in enumerate(self.calls) for o in c.outputs if o}
 
     def refusal(self, match: Match) -> str | None:
@@ -39,23 +46,21 @@ class Reach:
             if name not in self.visible and not self._leaves(name):
                 return f"its result {tensor} is no value of the traced program"
         inside = frozenset(match.nodes)
-        for call in self.several:
-            here, elsewhere = self._parted(call, inside)
-            if here and elsewhere:
-                return f"{self._name(call)} would run beside it: its result {elsewhere[0]} is asked for too"
+        for call in dict.fromkeys(self.several[n] for n in match.nodes if n in self.several):
+            if elsewhere := self._elsewhere(self.calls[call], inside):
+                return f"{self._name(self.calls[call])} would run beside it: its result {elsewhere} is asked for too"
         return None
 
-    def _parted(self, call: Call, inside: frozenset[str]) -> tuple[list[str], list[str]]:
-        """The results of a call that a match makes, and those that others ask for and it does not make."""
-        here, elsewhere = [], []
+    def _elsewhere(self, call: Call, inside: frozenset[str]) -> str:
+        """A result of a call that others ask for and a match does not make."""
         for name in filter(None, call.outputs):
             value = self.names.get(name, "")
             writer = self.graph.producers.get(value)
             if writer is not None and writer.name in inside:
-                here.append(name)
-            elif value in self.ends or any(n.name not in inside for n in self.graph.consumers.get(value, ())):
-                elsewhere.append(name)
-        return here, elsewhere
+                continue
+            if value in self.ends or any(n.name not in inside for n in self.graph.consumers.get(value, ())):
+                return name
+        return ""
 
     def covered(self, match: Match) -> tuple[str, ...]:
         """The calls of the program that a site takes the place of, in their order: targets without overloads."""
