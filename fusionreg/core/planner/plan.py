@@ -201,8 +201,9 @@ def _choose(
     broken: dict[int, str] = {}
     for i, (m, backward) in enumerate(zip(ordered, backwards, strict=True)):
         reason = backward if isinstance(backward, str) else backward.refusal(policy) if backward is not None else None
-        if reason is None and (reason := refusal(m, saved[i], policy, cost, _plain(costs, m), accepts, fusions)):
-            if isinstance(backward, Backward) and backward.again:
+        if reason is None:
+            reason = refusal(m, saved[i], policy, cost, _plain(costs, m), accepts, fusions)
+            if reason and isinstance(backward, Backward) and backward.again:
                 reason += f"; its backward pass {backward.describe(cost)}"
         if reason:
             broken[i] = reason
