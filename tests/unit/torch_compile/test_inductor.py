@@ -9,6 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.utils import fresh_cache
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from fusionreg.integrations.torch.compile import inner
@@ -105,6 +106,28 @@ def test_the_key_covers_fusions_and_options(registry: Any) -> None:
 def test_options_of_inductor_reach_it(compiled: Any) -> None:
     with torch.no_grad(), pytest.raises(Exception, match="no_such_option"):
         compiled(block, inner="inductor", inner_options={"no_such_option": 1})(*given())
+
+
+def test_what_stands_around_fused_calls_is_taken_apart_for_inductor() -> None:
+    from torch._inductor.lowering import lowerings
+
+    aten, graph = torch.ops.aten, torch.fx.Graph()
+    with FakeTensorMode() as mode:
+        x, w = graph.placeholder("x"), graph.placeholder("w")
+        x.meta["val"], w.meta["val"] = mode.from_tensor(torch.ones(2, 3, 4)), mode.from_tensor(torch.ones(5, 4))
+    wide = graph.call_function(aten.linear.default, (x, graph.call_function(aten.to.dtype, (w, torch.float32))))
+    turned = graph.call_function(aten.transpose.int, (wide, -2, -1))
+    product = graph.call_function(aten.matmul.default, (turned, x))
+    copied = graph.call_function(aten._to_copy.default, (product,), {"dtype": torch.float64})
+    graph.output((copied, graph.call_function(aten.to.dtype, (product, torch.bfloat16))))
+    module = torch.fx.GraphModule({}, graph)
+    given = torch.randn(2, 3, 4), torch.randn(5, 4)
+    expected = module(*given)
+    made = inner._in_parts(module)
+    targets = {n.target for n in made.graph.nodes if n.op == "call_function"}
+    assert targets <= lowerings.keys() and len(targets) > 3
+    for one, other in zip(made(*given), expected, strict=True):
+        assert one.dtype == other.dtype and torch.allclose(one, other)
 
 
 def test_policy_off_is_inductor_alone(compiled: Any, reports: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import fusionreg
 
@@ -55,7 +58,7 @@ def inductor(
         from torch._inductor.compile_fx import compile_fx_inner
 
         stage = "backward" if given.get("is_backward") else "inference" if given.get("is_inference") else "forward"
-        return compile_fx_inner(_casts(refit(module, stage)), inputs, **given)
+        return compile_fx_inner(_in_parts(refit(module, stage)), inputs, **given)
 
     patches |= _marked(patches, key)
     with torch._functorch.config.patch(enable_autograd_cache=False):
@@ -110,14 +113,51 @@ def key_of(registry: Any, options: Options) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _casts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """In place: casts as Inductor writes them, which has taken eager's apart before."""
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
-        if set(node.kwargs) == {"dtype"}:
-            node.target = torch.ops.prims.convert_element_type.default
-            node.args, node.kwargs = (*node.args, node.kwargs["dtype"]), {}
+_ATEN = torch.ops.aten
+#: What stands around fused calls, and Inductor wants in the parts that it has taken everything else apart into.
+_COMPOSITE = frozenset(
+    (
+        _ATEN.to.dtype, _ATEN._to_copy.default, _ATEN.linear.default, _ATEN.matmul.default, _ATEN.transpose.int,
+        _ATEN.reshape_as.default,
+    )
+)  # fmt: skip
+
+
+def _in_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """In place: such calls by what they are made of."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    graph = module.graph
+    found = [n for n in graph.nodes if n.op == "call_function" and n.target in _COMPOSITE]
+    if not found:
+        return module
+    given = [n.meta["val"] for n in graph.find_nodes(op="placeholder")]
+    with torch.no_grad():
+        FakeTensorProp(module, detect_fake_mode(given)).propagate_dont_convert_inputs(*given)
+        for node in found:
+            inner = make_fx(_call(node), select_decomp_table())(*(n.meta["val"] for n in node.all_input_nodes)).graph
+            values = dict(zip(inner.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
+            with graph.inserting_before(node):
+                for part in inner.nodes:
+                    if part.op == "call_function":
+                        values[part] = graph.node_copy(part, values.__getitem__)
+            (end,) = inner.find_nodes(op="output")
+            node.replace_all_uses_with(values[end.args[0]])
+            graph.erase_node(node)
     module.recompile()
     return module
+
+
+def _call(node: torch.fx.Node) -> Callable[..., Any]:
+    """A node as a function of the values of its operands."""
+    target: Any = node.target
+
+    def run(*values: Any) -> Any:
+        known = dict(zip(node.all_input_nodes, values, strict=True))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
+        return target(*args, **kwargs)
+
+    return run
 
 
 __all__ = ["Refit", "eager", "inductor", "key_of"]
