@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..errors import (
-    ArgumentError, CompileError, FusionregError, GraphError, MissingDependencyError, RenderError, UnsupportedError,
-)  # fmt: skip
+    ArgumentError,
+    CompileError,
+    FusionregError,
+    GraphError,
+    MissingDependencyError,
+    RenderError,
+    UnsupportedError,
+)
 from ..ops import Vocabulary
 from ..problem import Problem, bind, combinations, select
 from ..problem.selection import Candidate

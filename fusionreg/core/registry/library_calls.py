@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: ``prepared(pointers, workspace, stream)`` enqueues the call: addresses of the present inputs, then of the outputs, in
 #: the spec's order; the address of the kernel's scratch memory, 0 where it has none; a raw stream, whose device is
-#: current where there are several. Threads may call it at once. It allocates nothing and waits for nothing, so that a graph can capture it.
-#: :class:`LaunchError`.
+#: current where there are several. Threads may call it at once. It allocates nothing and waits for nothing, so that a
+#: graph can capture it. :class:`LaunchError`.
 PreparedCall = Callable[[Sequence[int], int, int], None]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")

@@ -1,7 +1,7 @@
 """The family ``gemm``: x @ W with scale, bias and activation in the accumulator's registers, one cast at the end.
 
-A module for each group of fusions, and one for its kernels: ``dense`` has weights of x's dtype, ``quantized`` of 8 bits;
-``gated`` has two weights.
+A module for each group of fusions, and one for its kernels: ``dense`` has weights of x's dtype, ``quantized`` weights
+of 8 bits, ``gated`` has two weights, ``lora`` one of many low-rank ones for each row.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
             "BM": (128,),
             "BN": (192, 128, 64) if narrow else (256, 128) if gated else (256, 128, 64),
             "CLUSTER": (2, 1),
-            "XT": (0,) if narrow else (0, 1),  # columns of x are contiguous, not its rows: 16-bit operands may have either
+            "XT": (0,) if narrow else (0, 1),  # whether columns of x are contiguous: of 16-bit operands either may be
         },
         valid=(f"{width} >= 64 and BN >= 64 * CLUSTER", "stride(x, 1 - XT) == 1 and (XT == 0 or stride(x, 1) != 1)"),
         constants={
