@@ -97,7 +97,7 @@ def test_entrants_of_a_product_agree_with_float64() -> None:
     place = place_of(gemm())
     entrants = {e.name: e for e in place.entrants()}
     ours = [n for n, e in entrants.items() if e.ours]
-    assert {"tensor_core", "skinny", "plain"} <= set(ours) <= {k.name for k in CATALOG["gemm.bias"].kernels}
+    assert {"tensor_core", "skinny", "plain"} <= set(ours)
     assert list(entrants) == [*ours, "eager", "compile", "product", "epilogue"]
     assert entrants["product"].computes == "x @ w alone"
     assert entrants["epilogue"].computes == "gelu_tanh(x @ w + bias)"
