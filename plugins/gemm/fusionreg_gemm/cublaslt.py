@@ -17,7 +17,6 @@ from typing import Any
 from fusionreg.core.errors import MissingDependencyError, UnsupportedError
 from fusionreg.core.problem import Problem, Tensor
 from fusionreg.core.registry.library_calls import LibraryCall, PreparedCall
-from fusionreg.core.runtime.driver import driver
 from fusionreg.core.spec import KernelSpec
 
 from . import cublaslt_library as lt
@@ -62,6 +61,8 @@ class CublasLtMatmul(LibraryCall):
 
 def device_zero() -> int:
     """Four bytes of zero in the current context, for the life of the process."""
+    from fusionreg.core.runtime.driver import driver  # with a device: loading the plugin wants none of the runtime
+
     cuda, memory = driver(), c_uint64()
     whom = "a zero on the device"
     cuda.check(cuda.library.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(4)), whom, "cannot allocate")
