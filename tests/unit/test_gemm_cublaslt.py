@@ -173,7 +173,8 @@ def test_the_zero_on_the_device(monkeypatch):
     library.cuMemAlloc_v2, library.cuMemsetD32_v2 = allocate, fill
     codes: list[int] = []
     check = staticmethod(lambda code, *words: codes.append(code))
-    monkeypatch.setattr(cublaslt, "driver", lambda: type("Cuda", (), {"library": library, "check": check}))
+    found = type("Cuda", (), {"library": library, "check": check})
+    monkeypatch.setattr("fusionreg.core.runtime.driver.driver", lambda: found)
     assert cublaslt.device_zero() == ctypes.addressof(memory) and list(memory) == [0, 7] and codes == [0, 0]
 
 
