@@ -18,7 +18,12 @@ BACKWARD = [
     (name, kernel.spec.name)
     for name, entry in CATALOG.fusions.items()
     for kernel in entry.kernels
-    if kernel.spec.template.startswith("row_backward")
+    if kernel.spec.template.startswith("row_backward") and kernel.spec.name != "spread"  # which is for few rows
+]
+SPREAD = [
+    name
+    for name, entry in CATALOG.fusions.items()
+    if any(k.spec.template == "row_backward_spread.cu.j2" for k in entry.kernels)
 ]
 ROWS = FrozenDict(M=37, N=40)
 
@@ -38,6 +43,17 @@ def test_the_grid_is_resident_at_once(fusion, kernel, multiprocessors):
     assert chosen.launch.cooperative
     assert 1 <= chosen.launch.blocks <= multiprocessors
     assert chosen.launch.threads <= 1024  # the bounds of the launch keep registers to what one block may have
+
+
+@pytest.mark.parametrize("fusion", SPREAD)
+@pytest.mark.parametrize(("multiprocessors", "rows"), [(2, 1), (16, 3), (132, 5), (188, 94)])
+def test_the_grid_of_few_rows_is_resident_at_once(fusion, multiprocessors, rows):
+    entry = CATALOG[fusion]
+    few = trial(entry).with_("few", axes=FrozenDict(M=rows, N=30000))
+    problem = problem_of(entry, few, "sm_90a", multiprocessors)
+    chosen = next(c for c in select(entry, problem, pending=True).accepted if c.kernel.name == "spread")
+    assert chosen.launch.cooperative and rows <= chosen.launch.blocks <= multiprocessors
+    assert chosen.launch.threads <= 1024
 
 
 @pytest.mark.parametrize(("fusion", "kernel"), BACKWARD)
