@@ -13,6 +13,10 @@ from .workloads import workloads
 
 ACTIVATIONS = 'any_of(Relu, Gelu, Sigmoid, Tanh, Swish, "activation", gelu_tanh=Gelu(approximate="tanh"))'
 
+TRANSPOSED = AttributeSpec(
+    type="int", default=0, choices=(0, 1), static=True, summary="1 when the weight is stored [N K]"
+)
+
 #: Which form of `T[] | T[N]` scale took, and of `T[] | T[N] | T[M 1]` bias; -1 where the fusion has none.
 _NO_SCALE, _NO_BIAS = {"SCALE_FORM": "-1"}, {"BIAS_FORM": "-1"}
 _SCALE, _BIAS = {"SCALE_FORM": "form(scale)"}, {"BIAS_FORM": "form(bias)"}
@@ -36,11 +40,7 @@ def _fusion(
         outputs={"y": "T[... M N]"},
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes={"M": "rows of x, leading axes folded in", "K": "summed over", "N": "output channels"},
-        attributes={
-            "transB": AttributeSpec(
-                type="int", default=0, choices=(0, 1), static=True, summary="1 when the weight is stored [N K]"
-            )
-        },
+        attributes={"transB": TRANSPOSED},
         autocast="lower",
         constraints=("shape(w, -1) == (K if transB else N)", "shape(w, -2) == (N if transB else K)"),
         cases=(*cases, *_CASES),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec
+from fusionreg.core.spec import Case, FusionSpec, KernelSpec
 
+from .dense import TRANSPOSED
 from .wgmma_kernels import wgmma
 from .workloads import gated
 
@@ -35,11 +36,7 @@ FUSIONS = (
         outputs={"y": "T[... M N]"},
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes={"M": "rows of x, leading axes folded in", "K": "summed over", "N": "output channels"},
-        attributes={
-            "transB": AttributeSpec(
-                type="int", default=0, choices=(0, 1), static=True, summary="1 when the weights are stored [N K]"
-            )
-        },
+        attributes={"transB": TRANSPOSED},
         autocast="lower",
         constraints=tuple(
             f"shape({w}, -1) == (K if transB else N) and shape({w}, -2) == (N if transB else K)" for w in ("gate", "up")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec
 
-from .dense import ACTIVATIONS
+from .dense import ACTIVATIONS, TRANSPOSED
 from .skinny_kernels import general, skinny
 from .wgmma_kernels import wgmma
 from .workloads import quantized, scaled
@@ -19,9 +19,6 @@ _WIDE, _NARROW = ("float16", "bfloat16"), ("int8", "float8_e4m3fn")
 _PER_CHANNEL = "T[] | T[N]"
 _AXES = {"M": "rows of x, leading axes folded in", "K": "summed over", "N": "output channels"}
 _SHAPES = ("shape(w, -1) == (K if transB else N)", "shape(w, -2) == (N if transB else K)")
-_TRANSPOSED = AttributeSpec(
-    type="int", default=0, choices=(0, 1), static=True, summary="1 when the weight is stored [N K]"
-)
 #: Bias and activation, each of which may be missing.
 _ENDING = f"b = optional(Add)(s, bias)\ny = optional({ACTIVATIONS})(b)"
 
@@ -53,7 +50,7 @@ def _weight_only(words: str, summary: str, steps: str, **fields: object) -> Fusi
         outputs={"y": "T[... M N]"},
         dtypes={"T": _WIDE, "W": _NARROW},
         axes=_AXES,
-        attributes={"transB": _TRANSPOSED},
+        attributes={"transB": TRANSPOSED},
         autocast="lower",
         constraints=_SHAPES,
         cases=(_EXTREMES, _LONG),
@@ -98,7 +95,7 @@ def _scaled(words: str, summary: str, endings: tuple[str, ...], dtypes: dict[str
         outputs={"y": "T[... M N]"},
         dtypes=dtypes,
         axes=_AXES,
-        attributes={"transB": _TRANSPOSED},
+        attributes={"transB": TRANSPOSED},
         constraints=_SHAPES,
         cases=(
             Case(
@@ -130,7 +127,7 @@ FUSIONS: tuple[FusionSpec, ...] = (
         "dequantize",
         "x @ dequantised W, per tensor or per channel, then an optional bias and activation",
         "s = MatMul(x, DequantizeLinear(w, scale, axis=axis), transB=transB)",
-        attributes={"transB": _TRANSPOSED, "axis": _AXIS},
+        attributes={"transB": TRANSPOSED, "axis": _AXIS},
         constraints=(*_SHAPES, "form(scale) == 0 or axis == -1 - transB"),
     ),
     _scaled(
