@@ -28,7 +28,8 @@ SPILLS = {"sm_80": 32, "sm_90a": 32, "sm_100f": 96, "sm_120f": 96}
 def problem_of(fusion: str, kernel: str, arch: str, dtype: str = "bfloat16", activation: str = "Gelu", **attributes):
     entry = CATALOG[fusion]
     plain, further, _ = coverage.rows(entry, entry.kernel(kernel), base_axes(entry), arch, None)
-    row = next(r for r in (*plain, *further) if r.dtypes["T"] == dtype)
+    rows = [*plain, *further]
+    row = next((r for r in rows if r.dtypes["T"] == dtype), rows[0])  # some have float32 alone
     attributes = {name: spec.default for name, spec in entry.spec.attributes.items()} | attributes
     if "transB == 1" in entry.kernel(kernel).spec.requires:
         attributes["transB"] = 1

@@ -38,13 +38,13 @@ def test_one_test_per_fusion_kernel_and_case(tmp_path):
     done = run_pytest(tmp_path, "--fusionreg=gemm.activation", "--fusionreg-device=sim", "--collect-only", "-q")
     names = [line for line in done.stdout.splitlines() if line.startswith("fusionreg::")]
     assert len(names) == len(set(names)) > 50, done.stdout + done.stderr
-    assert any("gemm.activation/tensor_core[bfloat16-K0]" in n for n in names)
+    assert any("gemm.activation/tensor_core[" in n and n.endswith("float16-K0]") for n in names)  # in one dtype
     assert all("gemm.activation/" in n for n in names)
 
 
 def test_cases_pass_and_skip_with_reasons(tmp_path):
     (tmp_path / "test_own.py").write_text("def test_own():\n    assert True\n")
-    selected = "own or (tensor_core and (float32-base or bfloat16-K1]))"
+    selected = "own or (tensor_core and (float32-base or float16-K1]))"
     done = run_pytest(tmp_path, "--fusionreg=gemm.activation", "--fusionreg-device=sim", "-k", selected, "-rs", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test_own PASSED" in done.stdout and "K % 8 == 0" in done.stdout and "2 skipped" in done.stdout
