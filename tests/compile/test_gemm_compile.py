@@ -76,6 +76,14 @@ def test_tensor_cores_are_used_and_copies_are_asynchronous():
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in text and "cp.async.cg.shared.global" in text
 
 
+def test_asynchronous_copies_have_no_cache_policy():
+    """For sm_90 ptxas forgets to write the register of the policy: an illegal instruction when it runs."""
+    entry, kernel, problem = problem_of("gemm.cast_scale", "skinny", "sm_90a")
+    text = render(entry, kernel, problem, next(iter(combinations(kernel, problem))).params).text
+    copies = [line for line in text.splitlines() if "cp.async." in line and "bulk" not in line and "_group" not in line]
+    assert copies and not any("cache_hint" in line for line in copies)
+
+
 def test_a_kernel_includes_only_the_headers_its_dtypes_need():
     entry, kernel, problem = problem_of("gemm.bias", "plain", "sm_80", dtype="float32")
     text = render(entry, kernel, problem, next(iter(combinations(kernel, problem))).params).text

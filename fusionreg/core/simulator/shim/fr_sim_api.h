@@ -156,9 +156,9 @@ template <class T> void store_relaxed(T* p, T v);
 template <int N> void red_add_f32(float* p, const float* v);
 
 // ---- approximate instructions: computed as the correctly rounded function (the device is within a few ulp of it) -----------
-float ex2_approx(float x);    // 2^x, subnormal results kept
+float ex2_approx(float x);    // 2^x, as ex2.approx.ftz: subnormal operands and results are 0
 float lg2_approx(float x);
-float rcp_approx(float x);
+float rcp_approx(float x);    // 1 / x, as rcp.approx.ftz: subnormal operands and results are 0
 float rsqrt_approx(float x);
 float sqrt_approx(float x);
 float tanh_approx(float x);   // rounded to 11 bits of fraction, as coarse as tanh.approx.f32 is

@@ -67,9 +67,10 @@ inline double __drcp_rn(double a) { return 1.0 / a; }
 inline double __dsqrt_rn(double a) { return sqrt(a); }
 
 namespace fr_sim {
-inline float ex2_approx(float x) { return float(exp2(double(x))); }
+inline float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }   // .ftz, operand and result
+inline float ex2_approx(float x) { return flushed(float(exp2(double(flushed(x))))); }
 inline float lg2_approx(float x) { return float(log2(double(x))); }
-inline float rcp_approx(float x) { return 1.0f / x; }
+inline float rcp_approx(float x) { return flushed(1.0f / flushed(x)); }
 inline float rsqrt_approx(float x) { return rsqrtf(x); }
 inline float sqrt_approx(float x) { return sqrtf(x); }
 inline float sin_approx(float x) { return __sinf(x); }
