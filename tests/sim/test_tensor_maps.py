@@ -72,6 +72,24 @@ def test_maps_that_tma_does_not_take(build, geometry, shape, box, swizzle, says)
     raises(kernel, args, geometry(shared_memory=n), "tensor-map", says, Checks())
 
 
+@pytest.mark.parametrize(
+    ("dtype", "at", "fine"),
+    [
+        (np.uint8, 8, False), (np.float16, 4, False), (np.float16, -1, False), (np.float32, 2, False),
+        (np.float16, -8, True), (np.float32, 4, True),
+    ],
+)  # fmt: skip
+def test_the_innermost_coordinate_is_one_of_whole_16_bytes(build, geometry, dtype, at, fine):
+    for make in (load, store):
+        kernel, args, tile = make(build, np.ones((8, 64), dtype), (16, 4), (at, 0))
+        n = tile if make is load else tile.nbytes
+        where = geometry(block=(32 if make is load else 64, 1, 1), shared_memory=n)
+        if fine:
+            kernel.launch(args, where, checks=FULL, inout=("argument 1",))
+        else:
+            raises(kernel, args, where, "misaligned", f"innermost coordinate {at} ", Checks())
+
+
 def test_what_is_no_map(build, geometry):
     kernel, args, n = load(build, np.ones((8, 64), np.float16), (16, 4), (0, 0))
     raises(kernel, [*args[:2], bytes(128)], geometry(shared_memory=n), "tensor-map", "it was not encoded", Checks())

@@ -8,20 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hopper import TYPES, unit
-from hopper_products import launch
+from hopper_products import launch, narrow
 from simulated import FULL, raises
 
 from fusionreg.core.errors import CompileError
 from fusionreg.core.simulator import Checks
-
-
-def narrow(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """One step of e4m3: every term to 14 bits below the largest, towards zero; the sum to 14 bits of its own."""
-    terms = np.concatenate([a.astype(float)[:, :, None] * b.astype(float)[None], c[:, None]], axis=1)
-    unit_ = np.exp2(np.floor(np.log2(np.abs(terms).max(axis=1))) - 13)
-    total = (np.trunc(terms / unit_[:, None]) * unit_[:, None]).sum(axis=1)
-    last = np.exp2(np.floor(np.log2(np.abs(total))) - 13)
-    return np.trunc(total / last) * last
 
 
 def test_e4m3_accumulates_with_fourteen_bits(build, geometry):
@@ -36,8 +27,6 @@ def test_e4m3_accumulates_with_fourteen_bits(build, geometry):
     np.testing.assert_array_equal(got, expected)
     exact = a.astype(float) @ b.astype(float) + c
     assert (np.abs(got - exact) / exact).mean() > 1e-3
-
-
 
 
 MISUSE = """

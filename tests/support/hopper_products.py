@@ -57,6 +57,15 @@ def operand(letter: str, swizzle: int, transposed: bool, rows: int, kind: np.dty
     return f"fr::wgmma_k_major<{swizzle}>({tile})"
 
 
+def narrow(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """One step of e4m3: every term to 14 bits below the largest, towards zero; the sum to 14 bits of its own."""
+    terms = np.concatenate([a.astype(float)[:, :, None] * b.astype(float)[None], c[:, None]], axis=1)
+    unit_ = np.exp2(np.floor(np.log2(np.abs(terms).max(axis=1))) - 13)
+    total = (np.trunc(terms / unit_[:, None]) * unit_[:, None]).sum(axis=1)
+    last = np.exp2(np.floor(np.log2(np.abs(total))) - 13)
+    return np.trunc(total / last) * last
+
+
 CASES = [
     ("__nv_bfloat16", 64, False, False, 128),
     ("__half", 64, False, False, 64),

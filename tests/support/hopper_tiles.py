@@ -54,11 +54,11 @@ def test_tiles_of_every_rank(build, geometry, shape, where):
     x = (np.arange(np.prod(shape)) % 2039 + 1).astype(np.float16)[: int(np.prod(shape))].reshape(shape)
     if len(shape) == 1:
         x = np.resize(x, 37)
-    box = (8, *(2 for _ in shape[1:]))
-    at = {
-        "inside": [1, *(n - 2 for n in shape[-2::-1])],
-        "before": [-3, *(-1 for _ in shape[1:])],
-        "behind": [n - 1 for n in shape[::-1]],
+    box = (8 if where == "inside" else 16, *(2 for _ in shape[1:]))
+    at = {  # the innermost one at multiples of 16 bytes
+        "inside": [8, *(n - 2 for n in shape[-2::-1])],
+        "before": [-8, *(-1 for _ in shape[1:])],
+        "behind": [(shape[-1] - 1) // 8 * 8, *(n - 1 for n in shape[-2::-1])],
     }[where]
     kernel, args, n = load(build, x, box, at)
     kernel.launch(args, geometry(shared_memory=n), checks=FULL)
@@ -79,9 +79,9 @@ def test_swizzles(build, geometry, swizzle, ctype):
 @pytest.mark.parametrize("ctype", ["__nv_bfloat16", "float"])
 def test_what_is_outside_may_be_nan(build, geometry, ctype):
     x = np.ones((3, 16), TYPES[ctype])
-    kernel, args, n = load(build, x, (8, 4), (12, 1), fill="nan")
+    kernel, args, n = load(build, x, (16, 4), (8, 1), fill="nan")
     kernel.launch(args, geometry(shared_memory=n), checks=FULL)
-    expected = boxed(x.astype(float), (8, 4), (12, 1), np.nan)
+    expected = boxed(x.astype(float), (16, 4), (8, 1), np.nan)
     np.testing.assert_array_equal(args[1].view(x.dtype).astype(float), expected.ravel())
 
 
@@ -113,7 +113,7 @@ def store(build, y, box, at, swizzle=0, body=STORE):
         ((16, 64), (32, 4), (16, 2), 64),
         ((10, 72), (64, 8), (-8, -3), 128),
         ((10, 72), (16, 8), (64, 6), 32),
-        ((3, 5, 16), (8, 4, 2), (12, 3, -1), 0),
+        ((3, 5, 16), (16, 4, 2), (8, 3, -1), 0),
         ((2, 2, 3, 4, 8), (8, 2, 2, 2, 2), (0, 3, 2, 1, 0), 0),
     ],
 )

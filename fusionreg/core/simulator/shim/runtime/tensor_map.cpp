@@ -37,6 +37,12 @@ TensorMap read_map(const void* map, int rank, const void* pc) {
   return m;
 }
 
+// The innermost coordinate is one of whole 16 bytes: hardware traps otherwise ("illegal instruction").
+void check_coordinates(const TensorMap& m, const int* at, const void* pc) {
+  if ((long long)at[0] * m.element_bytes % 16)
+    fail("misaligned", Site{nullptr, 0, pc}, "cp.async.bulk.tensor at innermost coordinate %d of elements of %u bytes, which is no multiple of 16 bytes", at[0], m.element_bytes);
+}
+
 // Where byte `at` of the box is in shared memory: address bits 4.. are exchanged with bits 7.. (the tile at a multiple of 128).
 char* swizzled(const TensorMap& m, char* tile, u32 at) {
   u64 p = reinterpret_cast<u64>(tile) + at;
@@ -128,6 +134,7 @@ FRSIM_API void frsim_tensor_load(void* smem, const void* map, const int* at, int
   auto tile = std::make_shared<Tile>();
   tile->map = read_map(map, rank, FRSIM_PC);
   check_map_fill(tile->map, FRSIM_PC);
+  check_coordinates(tile->map, at, FRSIM_PC);
   std::copy_n(at, rank, tile->at);
   const u32 bytes = box_bytes(tile->map);
   if (f->worker->launch->checker)
@@ -147,6 +154,7 @@ FRSIM_API void frsim_tensor_store(const void* smem, const void* map, const int* 
   Fiber* f = self();
   auto tile = std::make_shared<Tile>();
   tile->map = read_map(map, rank, FRSIM_PC);
+  check_coordinates(tile->map, at, FRSIM_PC);
   std::copy_n(at, rank, tile->at);
   const u32 bytes = box_bytes(tile->map);
   shared_only(smem, bytes, 128, "cp.async.bulk.tensor", FRSIM_PC);
