@@ -319,6 +319,18 @@ def test_open_fusions_and_their_members(catalog):
         derive(base, base.spec.regions[0].model_copy(update={"outputs": {"z": "float32[A0]"}}), OPS)
 
 
+def test_outputs_lie_as_the_first_input_of_their_shape(catalog):
+    texts = {"gain": "float32[A1]", "x": "float32[A0 A1]", "other": "float32[A0 A1]"}
+    region = Region(
+        name="order", pattern="a = Mul(gain, x)\ny = Add(a, other)\nsign = Greater(y, 0.0)", inputs=texts,
+        outputs={"y": "float32[A0 A1]", "sign": "bool[A0 A1]"},
+    )  # fmt: skip
+    assert derive(catalog["points.region"], region, OPS).spec.layouts == {"y": "x", "sign": "x"}
+    table = Region(name="table", pattern="y = Add(a, b)", inputs={"a": "float32[A0 1]", "b": "float32[A1]"},
+                   outputs={"y": "float32[A0 A1]"})  # fmt: skip
+    assert not derive(catalog["points.region"], table, OPS).spec.layouts
+
+
 ROW = {"inputs": {"x": "float32[N]"}, "outputs": {"y": "float32[N]"}}
 
 

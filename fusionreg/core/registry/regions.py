@@ -60,8 +60,13 @@ def _pending(kernel: KernelSpec, region: Region, kept: Collection[str]) -> str:
 
 
 def _layouts(base: FusionEntry, made: FusionEntry) -> dict[str, str]:
-    """Those of the base, for what stands in the place of its tensors."""
+    """Those of the base, for what stands in the place of its tensors; of an open one, every output lies as the first
+    input that has an element for each of its own, as the operators by themselves would have it."""
     found: dict[str, str] = {}
+    if base.spec.open:
+        for output, type_ in made.outputs.items():
+            if first := next((n for n, given in made.inputs.items() if given.forms == type_.forms), ""):
+                found[output] = first
     for output, like in base.spec.layouts.items():
         outputs = [n for n in made.in_place(output) if n in made.outputs]
         source = next((n for n in made.in_place(like) if n in made.inputs), "")

@@ -221,6 +221,18 @@ def test_a_dimension_that_is_one_at_first(compiled: Any) -> None:
         same(step(x, y), f(x, y))
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["channels last first", "channels last second"])
+def test_what_is_fused_lies_as_operators_would_have_it(compiled: Any, reports: Any, first: bool) -> None:
+    """A map whose channels lie last stays one, so that no operator behind it has to move it."""
+    moved, plain, scale = torch.randn(2, 5, 4, 6).permute(0, 3, 1, 2), torch.randn(2, 6, 5, 4), torch.rand(6, 1, 1)
+    x, y = (moved, plain) if first else (plain, moved)
+    f = compiled(lambda x, y: torch.relu(x * scale + y))
+    got, expected = f(x, y), torch.relu(x * scale + y)
+    assert fused(reports) == ["pointwise.region"] and got.stride() == expected.stride()
+    assert got.is_contiguous(memory_format=torch.channels_last) == first
+    same(got, expected)
+
+
 def test_tensors_on_the_cpu_are_left_alone_unless_it_is_a_test(compiled: Any, reports: Any) -> None:
     with pytest.warns(FusionWarning, match="explain"):
         same(compiled(norm, device="cuda", strict=False)(torch.ones(2, 8)), norm(torch.ones(2, 8)))
