@@ -57,7 +57,7 @@ def test_a_transformer_by_the_backend_of_fusionreg(compiled):
 
     model, (x,) = build()
     model, x = model.cuda(), x.cuda()
-    plain, _ = compiled(model, "fusionreg", {"inner": "eager"})
+    plain = torch.compile(model, backend=fusionreg_backend, options={"inner": "eager"})
     run, made = compiled(model, "fusionreg", {"inner": "eager"})
     with torch.no_grad():
         for factor in (1, 1, 2, 3):
