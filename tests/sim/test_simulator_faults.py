@@ -98,6 +98,29 @@ FAULTS = [
   y[i] = v[(t & 3) + FAULT];  // HERE""",
     ),
     Fault(
+        "shared memory by an instruction for global memory", "space", says="in shared memory",
+        body="""\
+  __shared__ float s[64];
+  s[t] = 1;
+  y[i] = *fr_sim::global(FAULT ? s + t : x + i);  // HERE""",
+    ),
+    Fault(
+        "local memory by an instruction for global memory", "space", says="in local memory",
+        body="""\
+  float v[4] = {1, 2, 3, 4};
+  y[i] = *fr_sim::global(FAULT ? v + (t & 3) : x + i);  // HERE""",
+    ),
+    Fault(
+        "asynchronous copy out of shared memory", "space", says="cp.async takes",
+        body="""\
+  __shared__ __align__(16) float s[128];
+  s[t] = 1;
+  __syncthreads();
+  fr_sim::cp_async(s + 64 + t, FAULT ? s + t : x + i, 4, 4);  // HERE
+  fr_sim::cp_async_wait_all();
+  y[i] = s[64 + t];""",
+    ),
+    Fault(
         "another thread's local memory", "bounds", says="local memory of another thread",
         body="""\
   __shared__ float* s;

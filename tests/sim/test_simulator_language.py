@@ -373,7 +373,7 @@ def test_the_whole_interface_of_the_device_library_compiles(build, geometry):
       bulk_copy_cluster(s, s, 16, b); bulk_store(y, s, 16); bulk_commit(); bulk_wait_n(0, true); bulk_wait<0>(); bulk_wait_read<1>();
       fence_proxy_async(); cluster_rank(); cluster_size(); cluster_dims(u); cluster_ctaid(u); cluster_arrive(); cluster_wait();
       cluster_sync(); map_shared(s, 0); map_shared_rank(s, 0); barrier_sync(1, 32); barrier_arrive(1, 32); grid_sync(); elect_one();
-      lane_id(); warp_id(); smem_address(s); nanosleep(1); grid_dependency_wait(); grid_dependency_launch(); setmaxnreg_inc<40>();
+      lane_id(); warp_id(); smem_address(s); global(y); nanosleep(1); grid_dependency_wait(); grid_dependency_launch(); setmaxnreg_inc<40>();
       setmaxnreg_dec<24>(); load_vector<16>(v, x); store_vector<16>(y, v); load_acquire(y); store_release(y, 1.f); load_relaxed(y);
       store_relaxed(y, 1.f); red_add_f32<4>(y, v);
       tensor_prefetch(x); tensor_load(s, x, i, 1, b); tensor_load_multicast(s, x, i, 1, b, 1); tensor_store(x, i, 1, s);

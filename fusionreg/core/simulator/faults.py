@@ -15,6 +15,7 @@ from .memory import Region
 
 _EXPECTED = {
     "bounds": "accesses inside the tensors",
+    "space": "a pointer into the memory that the instruction is for",
     "misaligned": "an address aligned to the access",
     "uninitialised": "memory that was written before it is read",
     "race": "a barrier or an atomic between the two",

@@ -136,6 +136,7 @@ bool elect_one();                           // [warp] elect.sync: true in exactl
 unsigned lane_id();
 unsigned warp_id();
 unsigned smem_address(const void* smem);    // __cvta_generic_to_shared: an offset from the start of the block's window
+template <class T> T* global(T* p);         // __cvta_generic_to_global: p, where it is not in shared or local memory
 void nanosleep(unsigned ns);                // lets others run; call it in every spin loop
 void grid_dependency_wait();                // griddepcontrol.wait; a programmatic launch that touches a buffer before is at fault
 inline void grid_dependency_launch() {}     // griddepcontrol.launch_dependents

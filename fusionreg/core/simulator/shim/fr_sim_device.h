@@ -93,6 +93,10 @@ inline unsigned warp_id() {
   return (t.x + n.x * (t.y + n.y * t.z)) / 32;
 }
 inline unsigned smem_address(const void* smem) { return ::frsim_smem_address(smem); }
+template <class T> inline T* global(T* p) {
+  ::frsim_global(p);
+  return p;
+}
 inline void nanosleep(unsigned) { ::frsim_spin(); }
 
 template <int Bytes> inline void load_vector(void* registers, const void* memory) {

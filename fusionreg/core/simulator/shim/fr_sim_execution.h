@@ -106,7 +106,7 @@ inline void __brkpt() {}
 #define assert(condition) ((condition) ? (void)0 : frsim_trap("assertion failed: " #condition, __FILE__, __LINE__))
 
 inline size_t __cvta_generic_to_shared(const void* p) { return frsim_smem_address(p); }
-inline size_t __cvta_generic_to_global(const void* p) { return reinterpret_cast<size_t>(p); }
+inline size_t __cvta_generic_to_global(const void* p) { return reinterpret_cast<size_t>(fr_sim::global(p)); }
 template <class T> inline void __prefetch(const T*) {}
 #ifndef __clang__
 inline void __builtin_assume(bool) {}

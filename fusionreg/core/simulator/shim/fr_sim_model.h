@@ -69,6 +69,7 @@ void frsim_cluster_wait();
 void frsim_grid_sync();
 void* frsim_map_shared(const void* smem, unsigned rank);
 unsigned frsim_smem_address(const void* smem);
+void frsim_global(const volatile void* p);
 unsigned frsim_cluster_info(int what, unsigned* three);  // 0 rank, 1 size, 2 dims, 3 ctaid
 void frsim_spin();
 void frsim_fence(int scope);

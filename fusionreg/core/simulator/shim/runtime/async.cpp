@@ -22,6 +22,18 @@ void shared_only(const void* p, u64 bytes, u64 alignment, const char* what, cons
   fail("bounds", site, "%s at address %p, of which %llu bytes are not in shared memory (%u bytes dynamic)", what, p, (unsigned long long)bytes, r.dynamic_shared);
 }
 
+void global_only(const void* global, const char* what, const void* pc) {
+  Fiber* f = self();
+  const auto* p = static_cast<const char*>(global);
+  if (u64(p - f->stack_lo) < u64(f->stack_hi - f->stack_lo)) fail("space", Site{nullptr, 0, pc}, "%s takes an address of global memory; this one is in local memory", what);
+  const Block* b = f->owner->first_of_cluster;
+  for (u32 i = 0; i < f->worker->launch->cluster_blocks; ++i) {
+    const Copy& c = *b[i].copy;
+    if (u64(p - c.dynamic) < f->worker->launch->request->dynamic_shared || u64(p - c.shared) < c.shared_bytes)
+      fail("space", Site{nullptr, 0, pc}, "%s takes an address of global memory; this one is in shared memory", what);
+  }
+}
+
 namespace {
 
 void begin(char* dst, const char* src, u32 bytes, u32 src_bytes, const void* pc, int engine = 0) {
@@ -141,6 +153,7 @@ FRSIM_API void frsim_cp_async(void* smem, const void* global, int bytes, int src
   shared_only(smem, u64(bytes), u64(bytes), "cp.async", FRSIM_PC);
   if (src_bytes && reinterpret_cast<u64>(global) % u64(bytes))
     fail("misaligned", here, "cp.async of %d bytes from global address %p", bytes, global);
+  if (src_bytes) global_only(global, "cp.async", FRSIM_PC);
   f->worker->async_bytes += u32(bytes);
   auto* dst = static_cast<char*>(smem);
   auto* src = static_cast<const char*>(global);
@@ -215,6 +228,7 @@ FRSIM_API void frsim_bulk(void* dst, const void* src, unsigned bytes, void* bar,
   const Site here{nullptr, 0, FRSIM_PC};
   if (bytes % 16 || !bytes || reinterpret_cast<u64>(dst) % 16 || reinterpret_cast<u64>(src) % 16)
     fail("misaligned", here, "cp.async.bulk of %u bytes from %p to %p: all three must be multiples of 16", bytes, src, dst);
+  if (kind != 1) global_only(kind == 2 ? dst : src, "cp.async.bulk", FRSIM_PC);
   f->worker->async_bytes += bytes;
   auto* d = static_cast<char*>(dst);
   auto* s = static_cast<const char*>(src);
@@ -236,5 +250,7 @@ FRSIM_API void frsim_bulk_wait(int groups) {
   Fiber* f = self();
   if (f->bulk_committed > u32(groups)) store_now(f, f->bulk_committed - u32(groups), false);
 }
+
+FRSIM_API void frsim_global(const volatile void* p) { global_only(const_cast<const void*>(p), "this instruction", FRSIM_PC); }
 
 FRSIM_API void frsim_fence_proxy_async() { order_proxy(self()); }

@@ -217,6 +217,7 @@ void catch_faults(bool on);
 void watch(Launch& launch, std::atomic<bool>& done, unsigned long host_thread, u32 timeout_ms);
 // async.cpp
 void shared_only(const void* p, u64 bytes, u64 alignment, const char* what, const void* pc);   // else a fault
+void global_only(const void* p, const char* what, const void* pc);                             // else a fault
 void begin_landing(char* dst, u32 bytes, u64* bar, const std::shared_ptr<Tile>& tile, const void* pc);
 // tensor_map.cpp
 void land_tile(const Tile& tile, char* dst);
