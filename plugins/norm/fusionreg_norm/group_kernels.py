@@ -128,6 +128,7 @@ def _chip(
         template="group_forward_chip.cu.j2",
         summary=summary,
         targets="sm_90+",
+        programmatic=True,
         requires=(WHOLE, FEW, "C // groups * S < 2147483648 and C < 2147483648"),
         params={
             "WHOLE": (1, 0), **params, "EARLY": (1, 0) if masks else (0,), "TURN": (4, 2), "THREADS": (256, 512, 1024),
@@ -163,6 +164,7 @@ def _last(
         template="group_forward_last.cu.j2",
         summary=summary,
         targets=LARGE if grid else "sm_90+",
+        programmatic=not grid,
         strides=("x", "y"),
         requires=(LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW),
         params={"SLICE": (1, 2, 4, 8, 16, 32), **params, "THREADS": (320,)},
@@ -194,6 +196,7 @@ def _tiles(
         template="group_forward_tiles.cu.j2",
         summary=summary,
         targets=LARGE if grid else "sm_90+",
+        programmatic=not grid,
         strides=("x", "y"),
         requires=(
             "bits(T) == 16", LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW,

@@ -21,6 +21,7 @@ def _padded(axis: str) -> str:
 
 VECTOR = KernelSpec(
     name="vector",
+    programmatic=True,
     template="region.cu.j2",
     summary="runs of up to 16 bytes of every operand that has them",
     regions="*",
@@ -38,6 +39,7 @@ VECTOR = KernelSpec(
 
 TURNS = KernelSpec(
     name="turns",
+    programmatic=True,
     template="region_turns.cu.j2",
     summary="what is repeated is loaded once for several vectors that find the same of it, whatever the length of rows",
     regions="*",
@@ -58,6 +60,7 @@ TURNS = KernelSpec(
 
 STRIDED = KernelSpec(
     name="strided",
+    programmatic=True,
     template="region.cu.j2",
     summary="any strides, an element at a time",
     regions="*",
@@ -71,6 +74,7 @@ STRIDED = KernelSpec(
 
 TRANSPOSED = KernelSpec(
     name="transposed",
+    programmatic=True,
     template="region_transposed.cu.j2",
     summary="operands contiguous along another axis go through shared memory, so that every access is a run",
     regions="*",
@@ -90,6 +94,7 @@ TRANSPOSED = KernelSpec(
 
 RAGGED = KernelSpec(
     name="ragged",
+    programmatic=True,
     template="region_ragged.cu.j2",
     summary="the same where rows or columns are no whole numbers of runs: runs are shifted into place",
     regions="*",
