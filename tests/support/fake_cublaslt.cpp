@@ -86,10 +86,7 @@ std::string epilogue_name(int e) {
   }
 }
 std::string mode_name(int m) {
-  return m == CUBLASLT_POINTER_MODE_HOST                            ? "HOST"
-         : m == CUBLASLT_POINTER_MODE_DEVICE                        ? "DEVICE"
-         : m == CUBLASLT_POINTER_MODE_ALPHA_DEVICE_VECTOR_BETA_ZERO ? "ALPHA_VECTOR_BETA_ZERO"
-                                                                    : "?";
+  return m == CUBLASLT_POINTER_MODE_HOST ? "HOST" : m == CUBLASLT_POINTER_MODE_DEVICE ? "DEVICE" : "?";
 }
 std::string text(const Layout& l) {
   std::ostringstream out;
@@ -227,9 +224,8 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDes
       double sum = 0;
       for (uint64_t l = 0; l < k; ++l)
         sum += load(a, A.type, ta ? l + i * A.ld : i + l * A.ld) * load(b, B.type, tb ? j + l * B.ld : l + j * B.ld);
-      const bool vector = mode == CUBLASLT_POINTER_MODE_ALPHA_DEVICE_VECTOR_BETA_ZERO;
-      double v = sum * static_cast<const float*>(alpha)[vector ? i : 0];
-      if (!vector && *static_cast<const float*>(beta) != 0) v = NAN;
+      double v = sum * *static_cast<const float*>(alpha);
+      if (*static_cast<const float*>(beta) != 0) v = NAN;
       if (epilogue & CUBLASLT_EPILOGUE_BIAS) v += load(bias, D.type, i);
       if (epilogue & CUBLASLT_EPILOGUE_RELU) v = v < 0 ? 0 : v;
       if (epilogue & CUBLASLT_EPILOGUE_GELU)

@@ -116,9 +116,10 @@ def close(got: np.ndarray, wanted: np.ndarray) -> None:
 
 
 @needs_header
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize(
+    ("dtype", "activation"), [*((d, a) for d in KINDS for a in ("none", "Relu")), ("float16", "gelu_tanh")]
+)
 @pytest.mark.parametrize("transposed", [0, 1])
-@pytest.mark.parametrize("activation", ["none", "Relu", "gelu_tanh"])
 def test_bias_and_activation(runtime, fake, dtype, transposed, activation):
     m, n, k = 6, 24, 16
     x, bias = array(2, 3, k, dtype=dtype), array(n, dtype=dtype, seed=1)
@@ -144,17 +145,16 @@ def test_activation_alone(runtime, fake, activation, epilogue):
 
 
 @needs_header
-@pytest.mark.parametrize("form", ["tensor", "channel"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_scales_of_fp32_are_alpha_on_the_device(runtime, fake, monkeypatch, form, bias):
+def test_a_scale_of_fp32_is_alpha_on_the_device(runtime, fake, monkeypatch, bias):
     monkeypatch.setattr(cublaslt, "device_zero", lambda: ctypes.addressof(ZERO))
     x, w = array(5, 32, dtype="float32"), array(32, 12, dtype="float32", seed=2)
-    scale = array(*([] if form == "tensor" else [12]), dtype="float32", seed=3)
+    scale = array(dtype="float32", seed=3)
     more = [array(12, dtype="float32", seed=4)] if bias else []
     y = runtime.call("gemm.scale_bias" if bias else "gemm.scale", x, w, scale, *more, activation="Relu")
     close(y, reference(x, w, 0, scale=scale, bias=more[0] if bias else None, activation="Relu"))
     (call,) = notes(fake, "matmul")
-    assert call["mode"] == {"tensor": "DEVICE", "channel": "ALPHA_VECTOR_BETA_ZERO"}[form]
+    assert call["mode"] == "DEVICE"
     assert call["epilogue"] == ("RELU_BIAS" if bias else "RELU")
 
 
@@ -290,12 +290,17 @@ def refusal(catalog, fusion, dtype="bfloat16", m=8, n=16, k=32, forms=None, tens
         ("gemm.bias", {"forms": {"bias": "n"}, "tensors": {"x": Tensor("bfloat16", (8, 32), (1, 8))}}, "stride(x, 1)"),
         ("gemm.bias", {"forms": {"bias": "n"}, "tensors": {"x": Tensor("bfloat16", (8, 32), (0, 1))}}, "stride(x, 0)"),
         ("gemm.bias", {"forms": {"bias": "n"}, "tensors": {"w": Tensor("bfloat16", (32, 16), (1, 32))}}, "stride(w,"),
+        ("gemm.bias", {"forms": {"bias": "n"}, "activation": "gelu_tanh"}, "activation in"),
+        ("gemm.bias", {"forms": {"bias": "n"}, "activation": "gelu_tanh", "dtype": "float32"}, "activation in"),
+        ("gemm.bias", {"forms": {"bias": "n"}, "activation": "gelu_tanh", "dtype": "float16"}, ""),
         ("gemm.activation", {"activation": "Relu"}, ""),
-        ("gemm.activation", {"activation": "Tanh"}, "activation in"),
-        ("gemm.scale", {"forms": {"scale": "n"}}, 'T == "float32"'),
-        ("gemm.scale", {"forms": {"scale": "n"}, "dtype": "float32"}, ""),
+        ("gemm.activation", {"activation": "Tanh"}, "activation == "),
+        ("gemm.activation", {"activation": "gelu_tanh"}, 'T == "float16"'),
+        ("gemm.scale", {"forms": {"scale": "0"}}, 'T == "float32"'),
+        ("gemm.scale", {"forms": {"scale": "n"}, "dtype": "float32"}, "form(scale) == 0"),
         ("gemm.scale", {"forms": {"scale": "0"}, "dtype": "float32"}, ""),
-        ("gemm.scale_bias", {"forms": {"scale": "n", "bias": "m"}, "dtype": "float32"}, "form(bias) == 1"),
+        ("gemm.scale", {"forms": {"scale": "0"}, "dtype": "float32", "activation": "gelu_tanh"}, "activation in"),
+        ("gemm.scale_bias", {"forms": {"scale": "0", "bias": "m"}, "dtype": "float32"}, "form(bias) == 1"),
         ("gemm.scale_bias", {"forms": {"scale": "0", "bias": "n"}, "dtype": "float32"}, ""),
     ],
 )
@@ -341,7 +346,6 @@ def test_values_are_those_of_the_header():
         "CUBLASLT_MATMUL_DESC_TRANSA": lt.DESC_TRANSA, "CUBLASLT_MATMUL_DESC_TRANSB": lt.DESC_TRANSB,
         "CUBLASLT_MATMUL_DESC_EPILOGUE": lt.DESC_EPILOGUE, "CUBLASLT_MATMUL_DESC_BIAS_POINTER": lt.DESC_BIAS_POINTER,
         "CUBLASLT_POINTER_MODE_HOST": lt.POINTER_HOST, "CUBLASLT_POINTER_MODE_DEVICE": lt.POINTER_DEVICE,
-        "CUBLASLT_POINTER_MODE_ALPHA_DEVICE_VECTOR_BETA_ZERO": lt.POINTER_ALPHA_VECTOR,
         "CUBLASLT_EPILOGUE_DEFAULT": lt.EPILOGUE_DEFAULT, "CUBLASLT_EPILOGUE_RELU": lt.EPILOGUE_RELU,
         "CUBLASLT_EPILOGUE_BIAS": lt.EPILOGUE_BIAS, "CUBLASLT_EPILOGUE_GELU": lt.EPILOGUE_GELU,
         "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES": lt.PREF_WORKSPACE,
@@ -366,7 +370,7 @@ def test_the_library_itself_takes_every_description(monkeypatch):
     layout = library.new("MatrixLayout", lt.DATA_TYPES["bfloat16"], 24, 16, 32)
     four, eight = ctypes.c_uint32, ctypes.c_uint64
     for attribute, number, kind in (
-        (lt.DESC_TRANSA, 1, four), (lt.DESC_TRANSB, 0, four), (lt.DESC_POINTER_MODE, 3, four),
+        (lt.DESC_TRANSA, 1, four), (lt.DESC_TRANSB, 0, four), (lt.DESC_POINTER_MODE, 1, four),
         (lt.DESC_EPILOGUE, 36, four), (lt.DESC_BIAS_POINTER, 256, eight),
     ):  # fmt: skip
         library.set("MatmulDesc", product, attribute, kind(number))

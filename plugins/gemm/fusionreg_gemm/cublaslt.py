@@ -1,9 +1,11 @@
 """The products of ``dense.py`` as calls of cuBLASLt: kernels beside ours, where its epilogues mean the same.
 
 cuBLASLt's matrices are column-major, so the row-major y = x @ W is computed as yᵀ = Wᵀ @ xᵀ: its A is W, its B is x,
-and its D has N rows. A bias or a scale along N is then the vector along D's rows that it knows. Left to other kernels:
-biases of other forms, activations but ReLU and the tanh form of GELU, and scales that are not fp32, since it multiplies
-sums by fp32 numbers alone. fp32 operands are never rounded to TF32, and partial sums are added in fp32.
+and its D has N rows. A bias along N is then the vector along D's rows that it knows. Left to other kernels: biases of
+other forms; activations but ReLU and, in fp16, the tanh form of GELU, which it computes 5e-6 beside the value and as 0
+where that is below: too coarse for the tail of bfloat16; and scales but one fp32 number, since it multiplies sums by
+those, and has no algorithm that takes a vector of them (CUDA 13.1). fp32 operands are never rounded to TF32, and
+partial sums are added in fp32.
 """
 
 from __future__ import annotations
@@ -71,11 +73,8 @@ def device_zero() -> int:
 
 
 def _scaling(problem: Problem) -> int:
-    """Where alpha is: in host memory, on the device as one number, or as a vector."""
-    scale = problem.tensors.get("scale")
-    if scale is None:
-        return lt.POINTER_HOST
-    return lt.POINTER_ALPHA_VECTOR if scale.shape else lt.POINTER_DEVICE
+    """Where alpha is: in host memory, or on the device."""
+    return lt.POINTER_HOST if problem.tensors.get("scale") is None else lt.POINTER_DEVICE
 
 
 class Product:
@@ -190,13 +189,15 @@ def _kernel(fusion: str, *requires: str) -> KernelSpec:
     )
 
 
-_CHOICE = 'activation in ("none", "Relu", "gelu_tanh")'
+_GELU = 'activation == "gelu_tanh" and T == "float16"'
+_PLAIN = 'activation in ("none", "Relu")'
+_CHOICE = f"{_PLAIN} or {_GELU}"
 _BIAS = "form(bias) == 1 and aligned(bias, 16)"  # a vector along N
-_SCALE = 'T == "float32" and aligned(scale, 16 if form(scale) == 1 else 4)'
+_SCALE = 'T == "float32" and form(scale) == 0'
 
 KERNELS = (
-    _kernel("gemm.activation", 'activation in ("Relu", "gelu_tanh")'),
+    _kernel("gemm.activation", f'activation == "Relu" or {_GELU}'),
     _kernel("gemm.bias", _CHOICE, _BIAS),
-    _kernel("gemm.scale", _CHOICE, _SCALE),
-    _kernel("gemm.scale_bias", _CHOICE, _SCALE, _BIAS),
+    _kernel("gemm.scale", _PLAIN, _SCALE),
+    _kernel("gemm.scale_bias", _PLAIN, _SCALE, _BIAS),
 )

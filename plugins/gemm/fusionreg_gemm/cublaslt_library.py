@@ -27,7 +27,7 @@ OP_N, OP_T = 0, 1
 # cublasLtMatmulDescAttributes_t
 DESC_POINTER_MODE, DESC_TRANSA, DESC_TRANSB, DESC_EPILOGUE, DESC_BIAS_POINTER = 2, 3, 4, 7, 8
 # cublasLtPointerMode_t
-POINTER_HOST, POINTER_DEVICE, POINTER_ALPHA_VECTOR = 0, 1, 3
+POINTER_HOST, POINTER_DEVICE = 0, 1
 # cublasLtEpilogue_t; a bias is added before the activation
 EPILOGUE_DEFAULT, EPILOGUE_RELU, EPILOGUE_BIAS, EPILOGUE_GELU = 1, 2, 4, 32
 # cublasLtMatmulPreferenceAttributes_t
