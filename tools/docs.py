@@ -17,7 +17,7 @@ import typer.main
 from fusionreg import hookspecs
 from fusionreg.benching import as_installed
 from fusionreg.cli import commands  # noqa: F401  registers the commands
-from fusionreg.cli.main import app
+from fusionreg.cli.app import app
 from fusionreg.core.bench import listing, results
 from fusionreg.core.expressions import FUNCTIONS, PREDICATES
 from fusionreg.core.planner.executor import EXECUTORS

@@ -8,18 +8,7 @@ import sys
 import typer
 
 from fusionreg import __version__
-
-FAILED, USAGE, NOTHING = 1, 2, 5
-
-app = typer.Typer(
-    name="fusionreg",
-    help="The plugin registry of fused CUDA kernels: find, prove and apply fusions.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0 ok, 1 failure, 2 usage, 5 nothing matched.",
-)
+from fusionreg.cli.app import FAILED, USAGE, app
 
 
 def _version(value: bool) -> None:

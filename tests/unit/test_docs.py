@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from fusionreg.cli import commands  # noqa: F401
-from fusionreg.cli.main import app
+from fusionreg.cli.app import app
 from fusionreg.core.matcher import checks, legality, search
 
 ROOT = Path(__file__).parents[2]

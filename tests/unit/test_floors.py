@@ -159,7 +159,7 @@ def test_imports_only_lower_floors(module):
         ("fusionreg.core.lift.rules", "from fusionreg_gemm import specs"),
         ("fusionreg.core.doctor", "import typer"),
         ("fusionreg.api", "import onnx"),
-        ("fusionreg.integrations.opening", "from fusionreg.cli.main import app"),
+        ("fusionreg.integrations.opening", "from fusionreg.cli.app import app"),
     ],
 )
 def test_planted_violations_are_found(module, source):

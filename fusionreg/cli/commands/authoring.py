@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fusionreg.cli.app import FAILED, app
 from fusionreg.cli.choices import Device
-from fusionreg.cli.main import FAILED, app
 from fusionreg.cli.output import JSON_HELP, print_json, table
 
 

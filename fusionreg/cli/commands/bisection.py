@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from fusionreg.cli.app import FAILED, NOTHING, app
 from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Device, Policy, declared
 from fusionreg.cli.commands.models import tell_nothing
-from fusionreg.cli.main import FAILED, NOTHING, app
 from fusionreg.cli.output import JSON_HELP, print_json, progress
 
 #: The result is wrong without any fusion.

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fusionreg.cli.main import FAILED, NOTHING, app
+from fusionreg.cli.app import FAILED, NOTHING, app
 from fusionreg.cli.output import JSON_HELP, print_json, table
 
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]

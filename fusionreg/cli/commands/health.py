@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fusionreg.cli.main import FAILED, app
+from fusionreg.cli.app import FAILED, app
 from fusionreg.cli.output import JSON_HELP, print_json, table
 
 cache_app = typer.Typer(help="The disk cache of compiled kernels.", no_args_is_help=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fusionreg.cli.app import FAILED, app
 from fusionreg.cli.choices import assignments
-from fusionreg.cli.main import FAILED, app
 from fusionreg.cli.output import JSON_HELP, number, print_json, progress, short, table
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusionreg.cli.main import FAILED, app
+from fusionreg.cli.app import FAILED, app
 from fusionreg.cli.output import JSON_HELP, print_json, progress, table
 
 if TYPE_CHECKING:

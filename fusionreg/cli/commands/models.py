@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fusionreg.cli.app import FAILED, NOTHING, USAGE, app
 from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Executor, Policy, declared
-from fusionreg.cli.main import FAILED, NOTHING, USAGE, app
 from fusionreg.cli.output import JSON_HELP, code_at, near, number, print_json, table, writable
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fusionreg.cli.app import FAILED, USAGE, app
 from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Cases, Device, Policy, declared
-from fusionreg.cli.main import FAILED, USAGE, app
 from fusionreg.cli.output import console, foreign_code, number, print_json, progress, short, table, writable
 
 if TYPE_CHECKING:

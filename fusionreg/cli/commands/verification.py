@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fusionreg.cli.app import FAILED, NOTHING, app
 from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Device, Policy, declared
 from fusionreg.cli.commands.models import tell_nothing
-from fusionreg.cli.main import FAILED, NOTHING, app
 from fusionreg.cli.output import JSON_HELP, foreign_code, near, number, print_json, progress, short, table
 
 if TYPE_CHECKING:
