@@ -1,10 +1,12 @@
 """Whole models: eager, torch.compile, and torch.compile with this backend, in inference and in one training step.
 
-    python -m whole_models [--models bert,llama] [--steps infer,train] [--dtype bfloat16] --out FILE   (in benchmarks/)
+    python -m whole_models [--models bert,llama] [--steps infer,train] [--policy aggressive] [--mode MODE] --out FILE
+
+in benchmarks/.
 
 Each model and step runs in a process of its own, several at once while they compile; what is timed waits for its turn,
-so that nothing else uses the GPU meanwhile. Loss and gradients are compared with the eager model in float32. Times are
-medians of CUDA graph replays where the step can be captured (device time), and of host-bound calls beside them.
+so that nothing else of this uses the GPU meanwhile. Loss and gradients are compared with the eager model in float32.
+Times are medians of CUDA graph replays where the step can be captured (device time), and of calls from the host.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ def main() -> int:
     parser.add_argument("--models", default="bert,llama,mixtral,resnet50,convnext,resblock,feedforward")
     parser.add_argument("--steps", default="infer,train")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--policy", default="balanced", help="of the fused ways")
+    parser.add_argument("--mode", default="", help="of torch.compile, and of what is left to it")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for all of it")
+    parser.add_argument("--untimed", action="store_true", help="numbers and sites alone")
     parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, in the simulator: a trial")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         name, step = given.one.split(":")
-        _write(given.out, _measured(name, step, given.dtype, given.tiny))
+        _write(given.out, _measured(name, step, given))
         return 0
     return _all(given)
 
@@ -46,8 +51,11 @@ def _all(given: Any) -> int:
             part = given.out.with_name(f"{given.out.stem}.{name}.{step}.json")
             part.unlink(missing_ok=True)
             command = [sys.executable, "-m", "whole_models", "--one", f"{name}:{step}", "--dtype", given.dtype]
-            command += ["--out", str(part), *(["--tiny"] if given.tiny else [])]
-            environment = {**os.environ, "WHOLE_MODELS_TURN": str(given.out.with_suffix(".lock"))}
+            command += ["--policy", given.policy, "--mode", given.mode, "--out", str(part)]
+            command += ["--tiny"] if given.tiny else []
+            command += ["--untimed"] if given.untimed else []
+            command += ["--limit", str(given.limit)]
+            environment = {**os.environ, "WHOLE_MODELS_TURN": str(given.out.with_suffix(".turn"))}
             running[f"{name}:{step}"] = (subprocess.Popen(command, env=environment), part)
     rows = _read(given.out)
     failed = 0
@@ -57,26 +65,33 @@ def _all(given: Any) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
         for row in _read(part).values():
-            rows[f"{row['model']}:{row['step']}:{row['dtype']}"] = row
+            rows[_key(row)] = row
         part.unlink(missing_ok=True)
-        if process.returncode != 0:
+        if process.wait() != 0:
             failed += 1
             print(f"{key}: not finished (exit {process.returncode})", file=sys.stderr)
+    for lock in given.out.parent.glob(f"{given.out.stem}.turn.*"):
+        lock.unlink()
     given.out.write_text(json.dumps({"rows": list(rows.values())}, indent=1) + "\n")
     print(_table(rows.values()))
     return 1 if failed else 0
 
 
-def _measured(name: str, step: str, dtype: str, tiny: bool) -> dict[str, Any]:
-    from whole_models.measuring import measure
+def _measured(name: str, step: str, given: Any) -> dict[str, Any]:
+    from whole_models.measuring import Plan, measure
 
-    return measure(name, step, dtype, tiny)
+    plan = Plan(name, step, given.dtype, given.policy, given.mode, given.tiny)
+    return measure(plan, None if given.tiny or given.untimed else Turn(0.6 * given.limit))
+
+
+def _key(row: dict[str, Any]) -> str:
+    return ":".join(row[k] for k in ("model", "step", "dtype", "policy", "mode"))
 
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    return {f"{r['model']}:{r['step']}:{r['dtype']}": r for r in json.loads(path.read_text())["rows"]}
+    return {_key(r): r for r in json.loads(path.read_text())["rows"]}
 
 
 def _write(path: Path, row: dict[str, Any]) -> None:
@@ -84,23 +99,49 @@ def _write(path: Path, row: dict[str, Any]) -> None:
 
 
 def _table(rows: Any) -> str:
-    lines = [f"{'model':22} {'sites':>5} {'deepest':>7}  milliseconds"]
+    """Device times where the step was captured, else those of calls from the host (in brackets)."""
+    lines = []
     for row in rows:
-        times = ", ".join(f"{k} {v['ms']:.3f}" for k, v in row["times"].items() if v.get("ms"))
-        lines.append(f"{row['model'] + ' ' + row['step']:22} {row['sites']:5} {row['deepest']:7}  {times}")
+        lines.append(f"{row['model']} {row['step']} ({row['policy']}{', ' if row['mode'] else ''}{row['mode']})")
+        for way, times in row["times"].items():
+            told = row["fused"].get(way, {})
+            sites = f"{told['sites']} sites, deepest {told['deepest']}" if told else ""
+            device = f"{times['graph_ms']:9.3f} ms" if "graph_ms" in times else " " * 12
+            host = f"({times['ms']:.3f} ms called, {times['host_ms']:.3f} of the host)" if "ms" in times else ""
+            lines.append(f"  {way:26}{device} {host} {sites} {times.get('failed', '')}".rstrip())
     return "\n".join(lines)
 
 
 class Turn:
-    """The GPU to oneself, while others compile."""
+    """The GPU to oneself: one process is timed at a time, and only once no other compiles or tries out any more.
+
+    Attributes:
+        patience: seconds to wait for that; whoever waited in vain is timed beside others, and told so by ``alone``.
+    """
+
+    def __init__(self, patience: float) -> None:
+        base = os.environ.get("WHOLE_MODELS_TURN", "")
+        names = (f"{base}.{n}" if base else os.devnull for n in ("prepare", "time"))
+        self.preparing, self.timing = (open(n, "w") for n in names)  # noqa: SIM115 - locked until the end
+        self.until, self.alone = time.monotonic() + patience, False
+        fcntl.flock(self.preparing, fcntl.LOCK_SH)
 
     def __enter__(self) -> Turn:
-        self.file = open(os.environ.get("WHOLE_MODELS_TURN", os.devnull), "w")
-        fcntl.flock(self.file, fcntl.LOCK_EX)
+        fcntl.flock(self.preparing, fcntl.LOCK_UN)
+        fcntl.flock(self.timing, fcntl.LOCK_EX)
+        while not self.alone:
+            try:
+                fcntl.flock(self.preparing, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.alone = True
+            except BlockingIOError:
+                if time.monotonic() > self.until:
+                    break
+                time.sleep(0.05)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.file.close()
+        self.preparing.close()
+        self.timing.close()
 
 
 if __name__ == "__main__":

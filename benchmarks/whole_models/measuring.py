@@ -7,109 +7,147 @@ import datetime
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 import fusionreg
+from fusionreg.integrations.torch.timing import captured, replays
 from fusionreg.torch import Report, backend
 from whole_models.architectures import ARCHITECTURES, Subject
 
-ROUNDS, WARM = 9, 3
+WAYS = ("eager", "compile", "fused, rest by Inductor", "fused, rest eager")
+
+#: Each way is timed in every turn, so that whatever else the machine does meets all alike.
+TURNS, ROUNDS, WARM = 5, 3, 2
 
 
-def measure(name: str, step: str, dtype: str, tiny: bool) -> dict[str, Any]:
-    """A row of the results.
+@dataclass(frozen=True)
+class Plan:
+    """What is measured.
 
-    Args:
+    Attributes:
         name: one of :data:`ARCHITECTURES`.
         step: ``infer``, or ``train``: forward, loss and backward.
         dtype: of parameters and inputs.
+        policy: of the fused ways.
+        mode: of ``torch.compile``, for it and for the ways that leave the rest to it; "" is its default.
         tiny: a small model on the CPU.
     """
+
+    name: str
+    step: str
+    dtype: str = "bfloat16"
+    policy: str = "balanced"
+    mode: str = ""
+    tiny: bool = False
+
+
+@dataclass
+class Way:
+    """One way to run a step: the module, what is called, and what was told of its graphs."""
+
+    module: torch.nn.Module
+    call: Any
+    reports: list[Report] = field(default_factory=list)
+
+
+def measure(plan: Plan, turn: Any) -> dict[str, Any]:
+    """A row of the results; with times where there is a ``turn`` to wait for."""
     torch.manual_seed(0)
-    subject = ARCHITECTURES[name](tiny)
-    device = "cpu" if tiny else "cuda"
-    subject.module.train(step == "train")
+    torch._dynamo.config.recompile_limit = 64  # the ways share code, each with its own graphs
+    torch._dynamo.config.specialize_float = True  # rates of dropout are constants
+    subject = ARCHITECTURES[plan.name](plan.tiny)
+    device = "cpu" if plan.tiny else "cuda"
+    subject.module.train(plan.step == "train")
     subject = Subject(subject.module.to(device), tuple(x.to(device) for x in subject.inputs), subject.loss)
     dropped = {n: m.p for n, m in subject.module.named_modules() if isinstance(m, torch.nn.Dropout)}
     _drop(subject.module, dict.fromkeys(dropped, 0.0))  # masks differ between libraries: numbers are compared without
-    exact = _run(subject, subject.module, torch.float32, step)
-    target = getattr(torch, dtype)
+    exact = _run(subject, Way(subject.module, subject.module), torch.float32, plan.step)
+    target = getattr(torch, plan.dtype)
     row: dict[str, Any] = {
-        "model": name, "step": step, "dtype": dtype,
+        "model": plan.name, "step": plan.step, "dtype": plan.dtype, "policy": plan.policy, "mode": plan.mode,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__, "fusionreg": fusionreg.__version__,
-        "gpu": "" if tiny else torch.cuda.get_device_name(), "times": {}, "errors": {},
+        "gpu": "" if plan.tiny else torch.cuda.get_device_name(), "times": {}, "errors": {}, "fused": {},
     }  # fmt: skip
-    registry = fusionreg.load_registry(device="sim" if tiny else "auto")
-    for way in ("eager", "compile", "fused, rest by Inductor", "fused, rest eager"):
-        if tiny and "eager" not in way:
+    registry = fusionreg.load_registry(device="sim" if plan.tiny else "auto")
+    steps: dict[str, Callable[[], Any]] = {}
+    for name in WAYS:
+        if plan.tiny and "eager" not in name:
             continue
-        torch._dynamo.reset()
-        reports: list[Report] = []
-        module = copy.deepcopy(subject.module).to(target)
-        compiled = _compiled(way, module, registry, reports, tiny)
+        way = _way(name, copy.deepcopy(subject.module).to(target), registry, plan)
         try:
             started = time.perf_counter()
-            got = _run(subject, compiled, target, step, module)
-            row["times"][way] = {"first_s": round(time.perf_counter() - started, 2)}
-            row["errors"][way] = _errors(got, exact)
-            if step == "train" and any(dropped.values()):
-                reports.clear()
-                _drop(module, dropped)
-                _run(subject, compiled, target, step, module)
-            if reports:
-                row["sites"] = sum(len(r.fused) for r in reports)
-                row["deepest"] = max((r.deepest for r in reports), default=0)
-                found = Counter(s.fusion for r in reports for s in r.fused)
-                row.setdefault("fusions", {})[way] = dict(found)
-                row.setdefault("refused", {})[way] = [t for r in reports for t in r.refused]
-            if not tiny:
-                row["times"][way] |= _times(lambda: _step(subject, compiled, target, step, module))  # noqa: B023
+            got = _run(subject, way, target, plan.step)
+            row["times"][name] = {"first_s": round(time.perf_counter() - started, 2)}
+            row["errors"][name] = _errors(got, exact)
+            if plan.step == "train" and any(dropped.values()):
+                way.reports.clear()
+                _drop(way.module, dropped)
+                _run(subject, way, target, plan.step)
+            if way.reports:
+                row["fused"][name] = _fused(way.reports)
+            steps[name] = partial(_step, subject, way, target, plan.step)
         except Exception as error:  # a way that fails is a result too
-            row["times"].setdefault(way, {})["failed"] = f"{type(error).__name__}: {error}"[:400]
-    row.setdefault("sites", 0)
-    row.setdefault("deepest", 0)
+            row["times"].setdefault(name, {})["failed"] = _named(error)
+    if turn is not None:
+        with turn:
+            for name, times in _times(steps).items():
+                row["times"][name] |= times
+        row["alone"] = turn.alone
     return row
 
 
-def _compiled(way: str, module: torch.nn.Module, registry: Any, reports: list[Report], tiny: bool) -> Any:
-    if way == "eager":
-        return module
-    if way == "compile":
-        return torch.compile(module)
-    options = {"registry": registry, "report": reports.append, "device": "sim" if tiny else "cuda"}
-    inner = "inductor" if "Inductor" in way else "eager"
-    return torch.compile(module, backend=backend, options={**options, "inner": inner})
+def _way(name: str, module: torch.nn.Module, registry: Any, plan: Plan) -> Way:
+    way = Way(module, module)
+    if name == "compile":
+        way.call = torch.compile(module, mode=plan.mode or None)
+    elif name != "eager":
+        options = {"registry": registry, "report": way.reports.append, "device": "sim" if plan.tiny else "cuda"}
+        options |= {"policy": plan.policy, "inner": "inductor" if "Inductor" in name else "eager"}
+        if plan.mode and "Inductor" in name:
+            options["inner_options"] = torch._inductor.list_mode_options(plan.mode)
+        way.call = torch.compile(module, backend=backend, options=options)
+    return way
 
 
-def _run(
-    subject: Subject, call: Any, dtype: torch.dtype, step: str, module: torch.nn.Module | None = None
-) -> dict[str, torch.Tensor]:
+def _fused(reports: list[Report]) -> dict[str, Any]:
+    """Of one way: how many sites, the deepest in operators by stage, the fusions, what could not be rewritten."""
+    deepest = {stage: max(r.deepest for r in reports if r.stage == stage) for stage in {r.stage for r in reports}}
+    return {
+        "sites": sum(len(r.fused) for r in reports),
+        "deepest": deepest,
+        "fusions": dict(Counter(f"{r.stage}: {s.fusion}" for r in reports for s in r.fused)),
+        "refused": [t for r in reports for t in r.refused],
+    }
+
+
+def _run(subject: Subject, way: Way, dtype: torch.dtype, step: str) -> dict[str, torch.Tensor]:
     """Loss, and for a training step the gradients, of one step; in float32."""
-    owner = module if module is not None else call
-    owner.zero_grad(set_to_none=True)
-    loss = _step(subject, call, dtype, step, owner)
+    way.module.zero_grad(set_to_none=True)
+    loss = _step(subject, way, dtype, step)
     found = {"loss": loss.detach().float()}
     if step == "train":
-        found |= {n: p.grad.detach().float() for n, p in owner.named_parameters() if p.grad is not None}
-        owner.zero_grad(set_to_none=True)
+        found |= {n: p.grad.detach().float() for n, p in way.module.named_parameters() if p.grad is not None}
+        way.module.zero_grad(set_to_none=True)
     return found
 
 
-def _step(subject: Subject, call: Any, dtype: torch.dtype, step: str, module: torch.nn.Module) -> torch.Tensor:
+def _step(subject: Subject, way: Way, dtype: torch.dtype, step: str) -> torch.Tensor:
     inputs = [x.to(dtype) if x.is_floating_point() else x for x in subject.inputs]
     if step == "infer":
         with torch.no_grad():
-            return subject.loss(call(*inputs))
-    loss = subject.loss(call(*inputs))
+            return subject.loss(way.call(*inputs))
+    loss = subject.loss(way.call(*inputs))
     loss.backward()
     return loss
 
 
-def _drop(module: torch.nn.Module, rates: dict[str, float]) -> None:
+def _drop(module: torch.nn.Module, rates: Mapping[str, float]) -> None:
     for name, rate in rates.items():
         module.get_submodule(name).p = rate  # type: ignore[assignment]
 
@@ -127,45 +165,39 @@ def _errors(got: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> dic
     return {"loss": loss, "gradients": (away / max(size, 1e-30)) ** 0.5}
 
 
-def _times(step: Callable[[], Any]) -> dict[str, float]:
-    """Milliseconds of a step called from the host, of the host's own part of it, and of its replay as a CUDA graph."""
-    from whole_models.__main__ import Turn
-
-    for _ in range(WARM):
-        step()
-    torch.cuda.synchronize()
-    with Turn():
-        called, host = [], []
-        for _ in range(ROUNDS):
+def _times(steps: Mapping[str, Callable[[], Any]]) -> dict[str, dict[str, Any]]:
+    """Of each way, medians in milliseconds: of a step called from the host, of the host's own part of it, and of its
+    replay as a CUDA graph, where it can be captured."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in steps}
+    graphs = {}
+    for name, step in steps.items():
+        try:
+            graphs[name] = captured(step, 1)
+        except RuntimeError as error:  # a step with a synchronisation in it
             torch.cuda.synchronize()
-            start = time.perf_counter()
-            step()
-            host.append((time.perf_counter() - start) * 1e3)
-            torch.cuda.synchronize()
-            called.append((time.perf_counter() - start) * 1e3)
-        return {"ms": statistics.median(called), "host_ms": statistics.median(host), **_replayed(step)}
-
-
-def _replayed(step: Callable[[], Any]) -> dict[str, float]:
-    try:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+            found[name]["not_captured"] = _named(error)
+    seen: dict[str, dict[str, list[float]]] = {n: {"ms": [], "host_ms": [], "graph_ms": []} for n in steps}
+    for _ in range(TURNS):
+        for name, step in steps.items():
             for _ in range(WARM):
                 step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        graph.replay()
+            _called(step, seen[name])
+            if name in graphs:
+                seen[name]["graph_ms"] += replays(graphs[name], WARM + ROUNDS)[WARM:]
+    for name, times in seen.items():
+        found[name] |= {kind: statistics.median(ms) for kind, ms in times.items() if ms}
+    return found
+
+
+def _called(step: Callable[[], Any], into: dict[str, list[float]]) -> None:
+    for _ in range(ROUNDS):
         torch.cuda.synchronize()
-        found = []
-        for _ in range(ROUNDS):
-            start = time.perf_counter()
-            graph.replay()
-            torch.cuda.synchronize()
-            found.append((time.perf_counter() - start) * 1e3)
-        return {"graph_ms": statistics.median(found)}
-    except RuntimeError:  # a step with a synchronisation in it cannot be captured
+        start = time.perf_counter()
+        step()
+        into["host_ms"].append((time.perf_counter() - start) * 1e3)
         torch.cuda.synchronize()
-        return {}
+        into["ms"].append((time.perf_counter() - start) * 1e3)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:400]

@@ -45,25 +45,32 @@ class Timer:
 
     def replayed(self, call: Callable[[], Any], budget: float = BUDGET) -> list[float]:
         """Milliseconds of one call inside a replayed CUDA graph of :data:`CAPTURED` calls."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(CAPTURED):
-                call()
+        graph = captured(call, CAPTURED)
         for _ in range(_WARM):
             graph.replay()
-        count = _count(budget, _replays(graph, 2))
-        found = _replays(graph, count)
+        count = _count(budget, replays(graph, 2))
+        found = replays(graph, count)
         graph.reset()
         return [ms / CAPTURED for ms in found]
 
 
-def _replays(graph: Any, count: int) -> list[float]:
+def captured(call: Callable[[], Any], count: int) -> Any:
+    """A CUDA graph of ``count`` calls, which have run before; RuntimeError where one cannot be captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_WARM):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            call()
+    return graph
+
+
+def replays(graph: Any, count: int) -> list[float]:
+    """Milliseconds of replays, one after the other."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * count)]
     for start, end in zip(events[::2], events[1::2], strict=True):
         start.record()
