@@ -7,6 +7,8 @@ from typing import Any
 
 from fusionreg.core.spec import KernelSpec
 
+from .pending import REASON
+
 #: Bytes of a group, and whether 16-byte accesses reach all of it.
 BYTES = "C // groups * S * bits(T) // 8"
 WHOLE = "C // groups * S * bits(T) % 128 == 0 and aligned(x, 16) and aligned(y, 16)"
@@ -49,6 +51,7 @@ def kernels(dropout: bool, swish: bool = True) -> tuple[KernelSpec, ...]:
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"),
         ),
         _stream(flags),
+        _ring(flags),
         _tiles(
             "last_tiles", "SPREAD", "channels last: some groups in the registers of a cluster, read once", flags,
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"),
@@ -60,7 +63,7 @@ def kernels(dropout: bool, swish: bool = True) -> tuple[KernelSpec, ...]:
         ),
         _last(
             "last_cluster", "SPREAD", "channels last: some groups in the shared memory of a cluster, read once", flags,
-            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"),
+            {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"), min_blocks=2,
         ),
         _last(
             "last_stream", TEAM.format("multiprocessors", f"{BYTES} * SLICE"),
@@ -114,6 +117,42 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
         workspace=f"N * groups * {blocks} * 8",
         estimate=_rounds("N * groups", BYTES, "3.4e12"),
     )
+
+
+def _ring(flags: Mapping[str, str]) -> KernelSpec:
+    """Group after group through rings in shared memory, one to a multiprocessor: loads run ahead of statistics."""
+    blocks = TEAM.format("multiprocessors", BYTES)
+    part = f"ceildiv(ceildiv({BYTES}, 16), {blocks})"
+    stage = "(TURN * (THREADS - 64 - LOOKERS))"
+    return KernelSpec(
+        name="ring",
+        template="group_forward_ring.cu.j2",
+        pending=REASON,
+        regions=("y",),
+        summary="teams of blocks, each with rings of stages in its shared memory, loads always under way, read once",
+        targets=LARGE,
+        requires=(WHOLE, FEW, "C // groups * S < 2147483648 and N * groups < 2147483648", "C // groups <= 320"),
+        params={
+            "WHOLE": (1, 0), "TEAMS": (1, 2, 4, 8, 16, 32, 64, 128), "LOOKERS": (128,), "TURN": (2, 4, 1),
+            "THREADS": (640, 512, 768),
+        },
+        valid=(
+            "WHOLE == 0 or S * bits(T) % 128 == 0",
+            f"TEAMS <= N * groups and TEAMS * {blocks} <= multiprocessors",
+            f"ceildiv({part}, {stage}) + 1 < 221184 // ({stage} * 16)",
+        ),
+        constants={
+            **flags, "PACKED": "1 if bits(T) == 16 else 0", "EARLY": "0", "WORKERS": "THREADS - 64 - LOOKERS",
+            "SLOTS": f"221184 // ({stage} * 16)",
+        },
+        grid=f"TEAMS * {blocks}",
+        block="THREADS",
+        shared_memory=f"SLOTS * {stage} * 16 + C // groups * 32",
+        cooperative=True,
+        min_blocks=1,
+        workspace=f"N * groups * {blocks} * 8",
+        estimate=_rounds("N * groups", BYTES, "3.6e12"),
+    )  # fmt: skip
 
 
 def _chip(
