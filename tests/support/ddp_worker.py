@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fusionreg
@@ -39,14 +41,23 @@ def step(way: str, rank: int, registry: Any, x: torch.Tensor, reference: nn.Modu
     def parallel(module: nn.Module) -> nn.Module:
         return DistributedDataParallel(module, bucket_cap_mb=0.004)
 
-    run = compiled(parallel(model)) if way == "compiled" else parallel(compiled(model))
+    if way == "sharded":
+        for part in (*model, model):
+            fully_shard(part, mesh=init_device_mesh("cpu", (RANKS,)))
+    run = {"compiled": lambda: compiled(parallel(model)), "inside": lambda: parallel(compiled(model))}.get(
+        way, lambda: compiled(model)
+    )()
     for _ in range(2):
         model.zero_grad()
         run(x[rank * ROWS : (rank + 1) * ROWS]).square().mean().backward()
     pairs = zip(model.parameters(), reference.parameters(), strict=True)
-    error = max(float((p.grad - q.grad).abs().max() / q.grad.abs().max()) for p, q in pairs)
+    error = max(float((_whole(p.grad) - q.grad).abs().max() / q.grad.abs().max()) for p, q in pairs)
     fused = [[r.stage, [s.fusion for s in r.fused]] for r in reports]
     return {"error": error, "fused": fused, "plans": [r.plans for r in reports]}
+
+
+def _whole(gradient: Any) -> torch.Tensor:
+    return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
 
 
 def main(rank: int, store: str) -> None:
@@ -57,7 +68,7 @@ def main(rank: int, store: str) -> None:
     reference, x = nn.Sequential(Block(), Block()), torch.randn(RANKS * ROWS, 16)
     reference(x).square().mean().backward()  # the whole batch in one process
     registry = fusionreg.load_registry(device="sim")
-    found = {way: step(way, rank, registry, x, reference) for way in ("compiled", "inside")}
+    found = {way: step(way, rank, registry, x, reference) for way in ("compiled", "inside", "sharded")}
     print(json.dumps(found))
     dist.destroy_process_group()
 

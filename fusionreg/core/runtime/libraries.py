@@ -271,12 +271,12 @@ class _Torch(Library):
         return self.torch._C._cuda_getCurrentRawStream
 
     def host(self, a: Any) -> Any:
-        name = self.names[a.dtype]
-        a = a.detach()
-        if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):  # NumPy sees these through their bits
-            bits = self.torch.int16 if name == "bfloat16" else self.torch.uint8
-            return a.view(bits).numpy().view(dtype(name).numpy)
-        return a.numpy()
+        import numpy as np
+
+        row = dtype(self.names[a.dtype])
+        if not a.numel():
+            return np.empty(tuple(a.shape), row.numpy)
+        return np.asarray(_Memory(a, row.bytes)).view(row.numpy)
 
     def contiguous(self, a: Any) -> Any:
         return a.contiguous()
@@ -292,6 +292,18 @@ class _Torch(Library):
         if any(a.dtype.is_complex for a in found):
             return _always
         return self.torch.is_grad_enabled if any(a.requires_grad for a in found) else None
+
+
+class _Memory:
+    """A CPU tensor's memory as NumPy finds it, its elements by their bits. A tensor's own ``numpy`` would do but for
+    this: the storage could never be resized again, as sharding of parameters does."""
+
+    def __init__(self, tensor: Any, width: int) -> None:
+        strides = tuple([width * s for s in tensor.stride()])
+        self.tensor, self.__array_interface__ = tensor, {
+            "version": 3, "data": (tensor.data_ptr(), False), "typestr": f"|V{width}", "shape": tuple(tensor.shape),
+            "strides": strides,
+        }  # fmt: skip
 
 
 def _always() -> bool:

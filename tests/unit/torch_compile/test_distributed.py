@@ -1,4 +1,4 @@
-"""Data-parallel training over two processes: graphs split at buckets, gradients of the whole batch, one plan on all."""
+"""Data-parallel training over two processes, parameters whole or sharded: gradients of the whole batch, one plan."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ def test_two_ranks_train_as_one_process_does(tmp_path: Path) -> None:
             p.kill()
     assert [p.returncode for p in ranks] == [0, 0], said[0][1][-2000:]
     first, second = (json.loads(out.splitlines()[-1]) for out, _ in said)
-    for way in ("compiled", "inside"):
+    for way in ("compiled", "inside", "sharded"):
         for found in (first[way], second[way]):
             assert found["error"] < 2e-5, way
         assert first[way]["plans"] == second[way]["plans"] and any(first[way]["plans"]), "the same on every rank"
-    stages = [first[way]["fused"] for way in ("compiled", "inside")]
-    captured = [[names for stage, names in found if stage == "captured"] for found in stages]
-    assert all(len(graphs) > 1 for graphs in captured), "DDP splits what Dynamo captured at its buckets"
+    captured = [[names for s, names in first[w]["fused"] if s == "captured"] for w in ("compiled", "inside", "sharded")]
+    assert all(len(graphs) > 1 for graphs in captured), "split at the buckets of DDP, and at blocks that are gathered"
     for graphs in captured:
         names = [n for names in graphs for n in names]
         assert names.count("norm.layernorm") == 2 and sum(n.startswith("gemm.") for n in names) >= 2
