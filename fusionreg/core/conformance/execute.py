@@ -87,6 +87,10 @@ class Executor(Protocol):
         """What else this device can try (another stream, graph replay): how that differs from ``expected``, or ""."""
         ...
 
+    def lost(self) -> str:
+        """What the device says where no later launch of this process can succeed; "" while they can."""
+        ...
+
 
 def prepare(
     entry: FusionEntry, kernel: KernelEntry, trial: Trial, executor: Executor, mutate: Mutate | None = None
@@ -175,11 +179,9 @@ def execute(
     return result(Status.PASSED, "", worst)
 
 
-def not_run(job: Job, executor: Executor, late: Evaluation) -> Evaluation:
-    """The evaluation of a case whose unit did not end on another one, ``late``."""
-    made = _result(
-        job.kernel, job.trial, executor, Status.TIMEOUT, f"not run: the same unit did not end on {late.case}"
-    )
+def not_run(job: Job, executor: Executor, status: Status, why: str) -> Evaluation:
+    """The evaluation of a case that is left out for what happened on another one."""
+    made = _result(job.kernel, job.trial, executor, status, f"not run: {why}")
     return replace(made, digest=job.source.digest)
 
 

@@ -154,6 +154,13 @@ class GpuExecutor:
             self._check(job, inputs, outputs)
         return ""
 
+    def lost(self) -> str:
+        try:
+            self._cupy.cuda.runtime.deviceSynchronize()
+        except self._cupy.cuda.runtime.CUDARuntimeError as e:
+            return str(e)
+        return ""
+
     def _upload(self, job: Job, poison: float) -> tuple[dict[str, _Buffer], dict[str, _Buffer]]:
         inputs = {name: self._buffer(_span(a), _address(a) % 256) for name, a in job.arrays.items()}
         outputs = {name: self._buffer(_span(a), 0) for name, a in empty_outputs(job, poison).items()}
@@ -241,8 +248,8 @@ def _span(array: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def _reported(job: Job, cupy: Any) -> Iterator[None]:
-    """An error of the driver or of CuPy in our form; a sticky one (illegal address) ends every later launch too."""
+    """An error of the driver or of CuPy in our form."""
     try:
         yield
     except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as e:
-        raise LaunchError("cannot run", job.kernel.key, str(e), "", "The process's CUDA context may be lost") from None
+        raise LaunchError("cannot run", job.kernel.key, str(e)) from None

@@ -100,14 +100,16 @@ def _evaluations(
     """In order of ``trials``. Units compile ahead in threads; each is stressed on its first case that is not empty,
     in ``quick`` one of those that differ in nothing but dtypes and choices.
 
-    One that did not end is not run again: each further case would take the whole limit of time.
+    One that did not end is not run again: each further case would take the whole limit of time. Nothing is run any more
+    on a device that is lost: every further case would fail for what this one did.
     """
     jobs = [prepare(entry, kernel, trial, executor, mutate) for entry, kernel, trial in trials]
     distinct = {j.source.digest: j for j in jobs if isinstance(j, Job) and not j.problem.empty}
     stressed = _stressed(jobs, cases)
     units = {job.source.digest for job in stressed}
     shared = References(catalog.ops)
-    endless: dict[str, Evaluation] = {}
+    endless: dict[str, str] = {}
+    lost = ""
 
     def ahead(job: Job) -> None:
         with suppress(FusionregError):  # the same error comes back where the job itself is executed
@@ -120,14 +122,21 @@ def _evaluations(
                 yield job
                 continue
             if job.source.digest in endless:
-                yield not_run(job, executor, endless[job.source.digest])
+                why = f"the same unit did not end on {endless[job.source.digest]}"
+                yield not_run(job, executor, Status.TIMEOUT, why)
+                continue
+            if lost:
+                yield not_run(job, executor, Status.SKIPPED_UNSUPPORTED, lost)
                 continue
             if not job.problem.empty:
                 pending[job.source.digest].result()
             made = execute(job, executor, catalog.ops, stress=job in stressed, references=shared)
             if made.status is Status.TIMEOUT:
-                endless[job.source.digest] = made
+                endless[job.source.digest] = made.case
             yield made
+            if made.status is Status.RUNTIME_ERROR and (said := executor.lost()):
+                lost = f"the device is lost since {made.key}, {said}; run this kernel in a process of its own"
+                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _stressed(jobs: Sequence[Job | Evaluation], cases: derived.Extent) -> set[Job]:

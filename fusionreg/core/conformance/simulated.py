@@ -96,6 +96,9 @@ class SimExecutor:
                 return f"in the {build} build, {differs}"
         return ""
 
+    def lost(self) -> str:
+        return ""
+
     def _run(self, code: Any, job: Job, poison: float, checks: Checks) -> Outputs:
         return self.watch(code, job, poison, checks)[0]
 

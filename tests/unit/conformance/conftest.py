@@ -47,6 +47,9 @@ class Fake:
     def stress(self, code: Any, job: Job, expected: Outputs) -> str:
         return ""
 
+    def lost(self) -> str:
+        return ""
+
 
 @pytest.fixture(scope="session")
 def catalog():

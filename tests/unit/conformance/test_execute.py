@@ -7,7 +7,14 @@ import pytest
 
 from fusionreg.core.conformance import derive, mutants, run, run_mutants, run_one
 from fusionreg.core.conformance.mutants import LAUNCH_MUTANTS, edit, mutants_of
-from fusionreg.core.errors import CompileError, GraphError, SimulatorError, UnknownNameError, UnsupportedError
+from fusionreg.core.errors import (
+    CompileError,
+    GraphError,
+    LaunchError,
+    SimulatorError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from fusionreg.core.ops import default_vocabulary
 from fusionreg.core.proof.report import Status
 
@@ -172,6 +179,30 @@ def test_a_stress_difference_fails(catalog, fake):
 
     found = run_one(catalog, FUSION, "plain", trial(catalog, "float32-base"), Stressed())
     assert found.status is Status.INCORRECT_NUMERICAL and "default stream" in found.reason
+
+
+def test_nothing_runs_on_a_device_that_is_lost(catalog, fake):
+    """The kernel at fault is told once; what comes behind it is left out, and no kernel of it counts as proven."""
+    launched = []
+
+    class Trapped(fake):
+        def launch(self, code, job, poison):
+            launched.append(job.trial.name)
+            if len(launched) == 3:
+                raise LaunchError("cannot run", job.kernel.key, "an illegal instruction")
+            return super().launch(code, job, poison)
+
+        def lost(self):
+            return "an illegal instruction was encountered" if len(launched) >= 3 else ""
+
+    report = run(catalog, ["gemm.activation"], executor=Trapped(), cases="quick", kernels=["plain", "tensor_core"])
+    assert len(launched) == 3
+    (failed,) = report.failures
+    assert failed.status is Status.RUNTIME_ERROR and "an illegal instruction" in failed.reason
+    left = [e for e in report.evaluations if e.reason.startswith("not run: the device is lost since ")]
+    assert left and {e.status for e in left} == {Status.SKIPPED_UNSUPPORTED} and failed.key in left[0].reason
+    other = "tensor_core" if failed.kernel == "plain" else "plain"
+    assert report.unproven == (f"gemm.activation/{other}",)
 
 
 def test_empty_outputs_launch_nothing(catalog, fake):
