@@ -10,6 +10,7 @@ import torch
 from fusionreg import load_registry
 from fusionreg.core.conformance import run_mutants
 from fusionreg.core.conformance.mutants import edit
+from fusionreg.core.ops import default_vocabulary, numpy_backend
 from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
@@ -113,16 +114,41 @@ def test_a_bad_element_spoils_its_row_of_dx_alone(runtime, bad):
     np.testing.assert_allclose(dbias.astype(F32), dy.astype(np.float64).sum(0), rtol=2**-7, atol=2**-7)
 
 
-ONE_MASK = edit("one_mask", "dropout.keep(static_cast<unsigned>(start / 8) + i * LANES + lane, keep);",
-                  "dropout.keep(i * LANES + lane, keep);")  # fmt: skip
+def kept(shape, p, state):
+    return default_vocabulary()["fusionreg::Dropout"].meaning(numpy_backend(), np.ones(shape), state, p=p) > 0
 
 
-def test_what_only_the_columns_can_get_wrong(sim_cache):
+@pytest.mark.parametrize(("p", "kernel"), [(0.0, "packed"), (0.1, "packed"), (0.5, "packed"), (0.6, "stream")])
+def test_gradients_behind_gelu_and_dropout(runtime, p, kernel):
+    """All but equal, equal, huge, NaN: beside rows whose sums are taken in one pass."""
+    n, state = 264, np.array([11, 2])
+    x, dy, scale, mask = numbers((6, n), BF16), numbers((6, n), BF16, 6), numbers(n, BF16, 7), kept((6, n), p, state)
+    x[1] = np.where(np.arange(n) % 80 == 7, 1032.0, 1024.0)
+    x[2] = 3.0
+    x[3] = (x[3].astype(F32) * 1e25).astype(BF16)
+    x[5, np.flatnonzero(mask[5])[3]] = np.nan
+    dx, dscale, dbias = runtime.call("norm.gelu_dropout_layernorm_backward", dy, x, state, scale, p=p)
+    assert used(runtime) == kernel
+    t, s, b = (torch.tensor(a.astype(np.float64), requires_grad=True) for a in (x, scale, np.zeros(n)))
+    v = torch.where(torch.tensor(mask), torch.nn.functional.gelu(t), 0.0) / (1 - round(p * 65536) / 65536)
+    torch.nn.functional.layer_norm(v, (n,), s, b, 1e-5).backward(torch.tensor(dy.astype(np.float64)))
+    want = t.grad.numpy()
+    wrong = np.abs(dx.astype(np.float64) - want) > 2**-6 * np.abs(want).max(-1, keepdims=True)
+    assert not wrong[:5].any() and np.isnan(dx[5][mask[5]].astype(F32)).all() and np.isnan(dscale.astype(F32)).all()
+    assert not dx[:5][~mask[:5]].astype(F32).any()
+    np.testing.assert_allclose(dbias.astype(np.float64), b.grad.numpy(), rtol=2**-7, atol=2**-7)
+
+
+ONE_MASK = edit("one_mask", "dropout.draw(block + i * LANES, words);", "dropout.draw(i * LANES + lane, words);")
+FACTOR = edit("epsilon_without_the_factor", "epsilon / (dropout.factor * dropout.factor)", "epsilon")
+
+
+def test_what_only_packed_rows_can_get_wrong(sim_cache):
     verdicts = run_mutants(
-        CATALOG, ["norm.gelu_dropout_layernorm_backward"], kernels=["columns"], device="sim", extra=[ONE_MASK],
-        only=[ONE_MASK.name], cache=sim_cache,
+        CATALOG, ["norm.gelu_dropout_layernorm_backward"], kernels=["packed"], device="sim", extra=[ONE_MASK, FACTOR],
+        only=[ONE_MASK.name, FACTOR.name], cache=sim_cache,
     )  # fmt: skip
-    assert verdicts and not [str(v) for v in verdicts if v.survived]
+    assert len(verdicts) >= 2 and not [str(v) for v in verdicts if v.survived]
 
 
 def gradients(dy, x, scale):

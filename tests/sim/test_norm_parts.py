@@ -30,7 +30,7 @@ ROWS = FrozenDict(M=37, N=40)
 
 def trial(entry, kernel="stream"):
     values = {name: attribute.default for name, attribute in entry.spec.attributes.items()}
-    kind = "bfloat16" if kernel == "columns" else "float32"
+    kind = "bfloat16" if kernel in ("columns", "packed") else "float32"
     return Trial("part", FrozenDict(T=kind), ROWS, attributes=FrozenDict(values))
 
 
@@ -76,12 +76,13 @@ def test_gradients_from_a_small_part(fusion, kernel, sim_cache):
         ("layernorm", "stream", 5, 12288),
         ("residual_rmsnorm", "stream", 70, 776),
         ("dropout_residual_layernorm_backward", "stream", 3, 11000),
-        ("gelu_dropout_layernorm_backward", "columns", 13, 4096),
+        ("gelu_dropout_layernorm_backward", "packed", 9, 4096),
+        ("gelu_dropout_layernorm_backward", "packed", 250, 40),
+        ("gelu_dropout_layernorm_backward", "packed", 3, 8456),
         ("layernorm_backward", "columns", 5, 12288),
         ("residual_rmsnorm_backward", "columns", 70, 776),
         ("dropout_residual_layernorm_backward", "columns", 4, 11000),
         ("rmsnorm_backward", "columns", 200, 40),
-        ("gelu_dropout_layernorm_backward", "columns", 200, 256),
     ],
 )
 def test_row_after_row(fusion, kernel, rows, n, sim_cache):

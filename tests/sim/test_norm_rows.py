@@ -57,7 +57,7 @@ def dropped_rows(runtime, x, p, state, residual=None):
 EVERY = ("columns", "stream", "rows", "long")
 #: What runs of fusions whose templates are those of others: without bias, or with the same slots.
 SOME = {
-    "norm.gelu_dropout_layernorm_backward.summed": ("stream",),
+    "norm.gelu_dropout_layernorm_backward.summed": ("packed",),
     "norm.dropout_residual_layernorm_backward.summed": ("stream",),
     "norm.rmsnorm_backward.summed": ("rows", "columns", "stream"),
     "norm.layernorm_backward.accumulated": ("rows", "spread"),

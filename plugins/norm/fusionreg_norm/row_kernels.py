@@ -32,9 +32,23 @@ def _whole(tensors: tuple[str, ...]) -> str:
     return f"VEC == 1 or VEC * bits(T) == 128 and N % VEC == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}"
 
 
+def _runs(tensors: tuple[str, ...]) -> str:
+    """Whether rows of every tensor are whole runs of 16 bytes."""
+    return f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}"
+
+
+#: Of kernels whose threads keep their columns: lanes of a row, and which of them fit it.
+_COLUMN_LANES = (32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+_COLUMN_VALID = (
+    "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
+    "LANES == 32 or N > (LANES - 32) * ITEMS * 8 or 3 * N > 2 * LANES * ITEMS * 8",
+    "N > LANES * (ITEMS - 1) * 8",
+)
+
+
 def _joint(sums: int) -> str:
     """Bytes for ``sums`` sums of each row of a group at once, and for what their rows arrive on."""
-    each = "align(STAGES + 4, 2) * 8 + ROWS * 16 * max(2, LANES // 32) + LANES // 2 + 16"
+    each = "48 + ROWS * 16 * max(2, LANES // 32) + LANES // 2 + 16"
     return f"align(GROUPS * ({each} + align(LANES // 32 * ROWS * {sums * 8}, 16)), 128)"
 
 
@@ -50,6 +64,7 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
         return KernelSpec(
             name=name,
             template="row_forward.cu.j2",
+            programmatic=True,
             regions=regions,
             keeps=tuple(n for n in regions if n == "x"),
             strides=strided,
@@ -73,23 +88,21 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
         KernelSpec(
             name="stream",
             template="row_stream.cu.j2",
+            programmatic=True,
             regions=("y",),
             summary="blocks that stay, row after row, the next one under way while one is computed",
-            requires=(
-                f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}",
-                f"N <= {28672 // held}",
-                f"M * N < {2**35}",
-            ),
+            requires=(_runs(tensors), f"N <= {28672 // held}", f"M * N < {2**35}"),
             params={
                 "EXACT": (1, 0),
                 "ITEMS": (4, 3, 2, 1),
                 "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512),
-                "THREADS": (512, 256) if "RESIDUAL" in parts else (768, 384),
+                "THREADS": (512, 256) if "RESIDUAL" in parts else (896, 768, 384) if "GELU" in parts else (768, 384),
                 "DEPTH": (0, 1),
             },
             valid=(
                 "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
                 "ITEMS == 4 or LANES == 32",
+                "THREADS <= (896 if bits(T) == 16 else 768)",  # registers
                 "DEPTH == (1 if LANES > 256 else 0)",  # few rows at once: registers for those, not for what comes next
                 "LANES == 32 or 3 * N > 2 * LANES * ITEMS * 8",
                 "N > LANES * (ITEMS - 1) * 8",
@@ -145,6 +158,73 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
     )
 
 
+def _packed(parts: Mapping[str, str], tensors: tuple[str, ...], seconds: str) -> KernelSpec:
+    return KernelSpec(
+        name="packed",
+        template="row_backward_packed.cu.j2",
+        regions=("dx",),
+        summary="as columns, two elements to a word; GELU from a table, sums of a row by the tensor cores",
+        targets=("sm_90+",),
+        requires=("T == 'bfloat16'", _runs(tensors), "N <= 12288", f"M * N < {2**35}", "p <= 0.498 or p == 0.5"),
+        params={
+            "EXACT": (1, 0),
+            "ITEMS": (1, 2, 3),
+            "ROWS": (4, 2, 1),
+            "LANES": _COLUMN_LANES,
+            "THREADS": (512,),
+            "HALF": (0, 1),
+        },
+        valid=(
+            *_COLUMN_VALID,
+            "ITEMS == (1 if N <= 2048 else 2 if N <= 8192 else 3)",
+            "ROWS == 4 // ITEMS",  # registers: more rows, or more columns
+            "HALF == (1 if p == 0.5 else 0)",
+        ),
+        constants={**_constants(parts), "GROUPS": GROUPS},
+        grid="max(1, min(ceildiv(M, ROWS), multiprocessors))",
+        block="LANES * GROUPS",
+        shared_memory="41472 + (LANES * ITEMS * 16 if ITEMS > 1 else 0) + 4 * ROWS * GROUPS * LANES * ITEMS * 16",
+        cooperative=True,
+        workspace="max(1, min(ceildiv(M, ROWS), multiprocessors)) * 2 * max(N, 1) * 4",
+        min_blocks=1,
+        estimate=f"5e-6 + {seconds} / 4.6e12",
+    )
+
+
+def _columns(parts: Mapping[str, str], tensors: tuple[str, ...], seconds: str) -> KernelSpec:
+    columns, at_once = (2, 2) if "MEAN" in parts else (1, 4)
+    streams = 3 if "RESIDUAL" in parts or "H_OUT" in parts else 2
+    return KernelSpec(
+        name="columns",
+        template="row_backward_columns.cu.j2",
+        regions=("dx",),
+        summary="threads keep their columns; rows arrive by bulk copies, several are reduced together",
+        targets=("sm_90+",),
+        requires=("bits(T) == 16", _runs(tensors), "N <= 12288", f"M * N < {2**35}"),
+        params={
+            "EXACT": (1, 0),
+            "ROWS": (at_once, 1),
+            "ITEMS": (1, 2, 3),
+            "LANES": _COLUMN_LANES,
+            "THREADS": (512,),
+        },
+        valid=(
+            *_COLUMN_VALID,
+            "ITEMS == max(1, ceildiv(N, 4096))",
+            f"ROWS == ({at_once} if ITEMS == 1 else 1)",  # registers: more rows, or more columns
+        ),
+        constants={**_constants(parts), "GROUPS": GROUPS},
+        grid="max(1, min(ceildiv(M, ROWS), multiprocessors))",
+        block="LANES * GROUPS",
+        shared_memory=f"{_joint(2 * columns)} + (LANES * ITEMS * 32 if ITEMS > 1 else 0)"
+        f" + {streams * 2} * ROWS * GROUPS * LANES * ITEMS * 16",
+        cooperative=True,
+        workspace=f"max(1, min(ceildiv(M, ROWS), multiprocessors)) * {columns} * max(N, 1) * 4",
+        min_blocks=1,
+        estimate=f"5e-6 + {seconds} / 4.3e12",
+    )
+
+
 def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tuple[KernelSpec, ...]:
     """Sums over rows need a barrier over the grid: a cooperative launch of as many blocks as are resident at once.
 
@@ -172,9 +252,6 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
         )
 
     speed = "/ (4e12 if VEC > 1 else 1e12)"
-    joint = _joint(2 * columns)
-    gelu, at_once = "GELU" in parts, 2 if "MEAN" in parts else 4
-    base = "50176" if gelu else joint
     if "RESIDUAL" in parts or "H_OUT" in parts:
         streams = 3
 
@@ -199,55 +276,13 @@ def backward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> t
 
     spread = "M * max(1, min(multiprocessors // M, ceildiv(N, 2048)))"
     return (
-        KernelSpec(
-            name="columns",
-            template="row_backward_columns.cu.j2",
-            regions=("dx",),
-            summary="threads keep their columns; rows arrive by bulk copies, several are reduced together",
-            targets=("sm_90+",),
-            requires=(
-                "bits(T) == 16",
-                f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}",
-                "N <= 12288",
-                f"M * N < {2**35}",
-            ),
-            params={
-                "EXACT": (1, 0),
-                "ROWS": (at_once, 1),
-                "ITEMS": (1, 2, 3),
-                "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512),
-                "THREADS": (512,),
-                "AHEAD": (1, 0) if gelu else (0,),
-                "STAGES": (5, 2) if gelu else (2,),
-            },
-            valid=(
-                "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
-                "ITEMS == max(1, ceildiv(N, 4096))",
-                "LANES == 32 or N > (LANES - 32) * ITEMS * 8 or 3 * N > 2 * LANES * ITEMS * 8",
-                "N > LANES * (ITEMS - 1) * 8",
-                f"ROWS == ({at_once} if ITEMS == 1 else 1)",  # registers: more rows, or more columns
-                *(("AHEAD == (1 if ITEMS == 1 else 0)", "STAGES == (5 if AHEAD else 2)") if gelu else ()),
-            ),
-            constants={**_constants(parts), "GROUPS": GROUPS},
-            grid="max(1, min(ceildiv(M, ROWS), multiprocessors))",
-            block="LANES * GROUPS",
-            shared_memory=f"{base} + (LANES * ITEMS * 32 if ITEMS > 1 else 0)"
-            f" + {streams} * STAGES * ROWS * GROUPS * LANES * ITEMS * 16",
-            cooperative=True,
-            workspace=f"max(1, min(ceildiv(M, ROWS), multiprocessors)) * {columns} * max(N, 1) * 4",
-            min_blocks=1,
-            estimate=f"5e-6 + {seconds} / {'(4.3e12 if N > 2048 else 4e12)' if gelu else '4.3e12'}",
-        ),
+        (_packed if "GELU" in parts else _columns)(parts, tensors, seconds),
         KernelSpec(
             name="stream",
             template="row_backward_stream.cu.j2",
             regions=("dx",),
             summary="blocks that stay; x and dy read once, sums over rows in registers to the end",
-            requires=(
-                f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}",
-                "N <= 12288",
-                f"M * N < {2**35}",
-            ),
+            requires=(_runs(tensors), "N <= 12288", f"M * N < {2**35}"),
             params={
                 "EXACT": (1, 0),
                 "ITEMS": (4, 3, 2, 1),

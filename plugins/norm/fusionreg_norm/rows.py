@@ -110,6 +110,15 @@ _DROPOUT_CASES = (_SEEDED, _UNALIGNED, _KEPT, _DROPPED)
 _LONG = Case(name="long_rows", axes={"M": 3, "N": 8456}, attributes={"p": 0.4}, values={"rng": "seed"},
              summary="many warps to a row, not all of them full")  # fmt: skip
 
+#: Where rows are exactly what threads hold; what is seldom dropped tells a limit that is nearly 0 from 0.
+_WHOLE = (
+    Case(name="kept_far_from_zero", axes={"M": 5, "N": 64}, attributes={"p": 0.0}, values={"x": "offset"}),
+    Case(name="whole_rows", axes={"M": 37, "N": 1024}, attributes={"p": 0.1}, values={"rng": "seed"}),
+    Case(name="whole_special", axes={"M": 9, "N": 256}, attributes={"p": 0.1}, values={"x": "special", "rng": "seed"}),
+    Case(name="seldom_dropped", axes={"M": 6, "N": 4096}, attributes={"p": 0.001}, values={"rng": "seed"}),
+    Case(name="whole_long_rows", axes={"M": 3, "N": 12288}, attributes={"p": 0.498}, values={"rng": "seed"}),
+)
+
 _WIDE = Case(name="wide_rows", axes={"M": 2, "N": 4616}, summary="a row for several blocks, the last part shorter")
 
 #: What the slots are proven on: a gate before, a modulation and a cast behind, with operands of every form.
@@ -319,7 +328,7 @@ GELU_DROPOUT_LAYERNORM_BACKWARD = _fusion(
     {"dx": ROW, "dscale": "T[N]", "dbias": "T[N]"},
     {**DROPOUT, **GELU, **EPSILON},
     backward({"MEAN": "1", "GELU": "1", "TANH": TANH, "DROPOUT": "1"}, ("dy", "x", "scale", "dx"), 3),
-    (*_DROPOUT_CASES, _LONG),
+    (*_DROPOUT_CASES, _LONG, *_WHOLE),
     ("S6", "training", "backward"),
     (_masked({"dy": ROW, "x": ROW, **RNG, "scale": "T[N]"}, {"dx": ROW, "dscale": "T[N]", "dbias": "T[N]"}),),
 )
