@@ -39,6 +39,7 @@ MODULES = (
     "spectral",
     "random",
     "routing",
+    "masking",
 )
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})

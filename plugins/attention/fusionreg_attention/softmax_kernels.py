@@ -1,1 +1,124 @@
-"""Kernels of the fusions in ``softmax``."""
+"""Kernels of the fusions in ``softmax``: rows in registers of a warp, a block or a cluster, and rows of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fusionreg.core.spec import KernelSpec
+
+#: Of kernels without evidence.
+UNSEEN = "no GPU has run all its cases as it now is"
+
+#: Longest row of the kernel of that name: of one warp, of one block, of a cluster of eight.
+WARP, BLOCK, CLUSTER = 2048, 32768, 262144
+
+
+def _along(mask: str, bits: str) -> tuple[str, ...]:
+    """Whether VEC elements along the keys are one access, where the mask has that axis."""
+    apart = " and ".join(
+        f"(rank({mask}) < {i} or shape({mask}, -{i}) == 1 or stride({mask}, -{i}) % VEC == 0)" for i in (2, 3, 4)
+    )
+    return (f"VEC == 1 or {_HAS_KEYS.format(mask)} == 0 or aligned({mask}, VEC * {bits} // 8) and {apart}",)
+
+
+#: 8 B + 4 H + 2 Q + K: which axes a mask has; -1 where there is none. Forms stand in falling order, see ``softmax``.
+_AXES = "15 - form({0}) if present({0}) else -1"
+_HAS_KEYS = "((15 - form({0})) % 2 if present({0}) else 0)"
+
+
+def kernels(
+    template: str, rank: int, tensors: Sequence[str], mask: str = "", *, causal: bool = False,
+    dropout: bool = False, traffic: float,
+) -> tuple[KernelSpec, ...]:  # fmt: skip
+    """All kernels of a fusion.
+
+    Args:
+        template: ``forward`` or ``backward``.
+        rank: axes of its rows, keys included.
+        tensors: those of the rows' size.
+        mask: the one that is broadcast over them, "" for none.
+        causal: whether keys are hidden.
+        dropout: whether probabilities are dropped.
+        traffic: how often a tensor of the rows' size moves.
+    """
+    masks = (mask,) if mask else ()
+    rows = {2: "Q", 3: "H * Q", 4: "B * H * Q"}[rank]
+    constants = {"RANK": str(rank), "CAUSAL": "1" if causal else "0"}
+    for name in ("mask", "bias") if template == "forward" else ("mask",):
+        constants[name.upper()] = _AXES.format(name) if name in masks else "-1"
+        constants[f"{name.upper()}_RANK"] = f"rank({name})" if name in masks else "-1"
+    if template == "backward":
+        constants["DROPOUT"] = "1" if dropout else "0"
+    wide = " and ".join(f"aligned({t}, 16)" for t in tensors)
+    whole = (
+        f"VEC == 1 or VEC * bits(T) == 128 and K % VEC == 0 and {wide}",
+        *(rule for m in masks for rule in _along(m, "8" if m == "mask" else "bits(T)")),
+    )
+    requires = (
+        f"{rows} < {2**31} and K < {2**31}",
+        *(f"{_HAS_KEYS.format(m)} == 0 or shape({m}, -1) == 1 or stride({m}, -1) == 1" for m in masks),
+    )
+    seconds = f"{traffic} * {rows} * K * bits(T) / 8"
+
+    def held(
+        name: str, summary: str, most: int, params: Mapping[str, Any], valid: Sequence[str], **fields: Any
+    ) -> KernelSpec:
+        return KernelSpec(
+            name=name,
+            template=f"softmax_{template}.cu.j2",
+            summary=summary,
+            strides=tuple(masks),
+            requires=(*requires, f"K <= {most}"),
+            params={"VEC": (8, 4, 1), **params},
+            valid=(*whole, "K <= LANES * SPREAD * VALUES", *valid),
+            grid=f"ceildiv({rows}, THREADS // LANES * ROWS) * SPREAD",
+            block="THREADS",
+            pending=UNSEEN,
+            **fields,
+        )
+
+    speed = "(4e12 if VEC > 1 else 8e11)"
+    return (
+        held(
+            "rows", "rows in the registers of a warp or a part of it, read once, the next one under way", WARP,
+            {"LANES": (8, 16, 32), "VALUES": (8, 16, 32, 64), "SPREAD": (1,), "ROWS": (4, 1)},
+            (
+                "VALUES == 8 or LANES == 32",
+                "LANES * VALUES == 64 or 2 * K > LANES * VALUES",
+                f"ROWS == (4 if VALUES <= 32 and {rows} * LANES >= 512 * 8 * multiprocessors else 1)",
+            ),
+            constants={**constants, "THREADS": "128"},
+            estimate=f"3e-6 + {seconds} / {speed}",
+        ),
+        held(
+            "block", "a row in the registers of a block, read once", BLOCK,
+            {"LANES": (128, 256, 512, 1024), "VALUES": (32, 16), "SPREAD": (1,), "ROWS": (1,)},
+            ("2 * K > LANES * VALUES or LANES == 128",),
+            constants={**constants, "THREADS": "LANES"},
+            estimate=f"3.5e-6 + {seconds} / {speed} + (VALUES == 16) * 1e-7",
+        ),
+        held(
+            "cluster", "a row in the registers of a cluster of blocks, read once", CLUSTER,
+            {"LANES": (128, 512, 1024), "VALUES": (32, 16), "SPREAD": (2, 4, 8), "ROWS": (1,)},
+            ("2 * K > LANES * VALUES * SPREAD or LANES * VALUES * SPREAD == 4096", "LANES > 128 or K <= 4096"),
+            targets="sm_90+",
+            cluster="SPREAD",
+            constants={**constants, "THREADS": "LANES"},
+            estimate=f"5e-6 + {seconds} / {speed} + SPREAD * 1e-7 + (VALUES == 16) * 1e-7 + (LANES == 1024) * 1e-7",
+        ),
+        KernelSpec(
+            name="long",
+            template=f"softmax_{template}_long.cu.j2",
+            summary="a row of any length to a block, read twice",
+            strides=tuple(masks),
+            requires=requires,
+            params={"VEC": (8, 4, 1), "THREADS": (512, 1024)},
+            valid=whole,
+            constants=constants,
+            grid=rows,
+            block="THREADS",
+            estimate=f"4e-6 + 1.6 * {seconds} / {speed} + (THREADS == 1024) * 1e-7",
+            pending=UNSEEN,
+        ),
+    )

@@ -32,16 +32,16 @@ print("torch" in sys.modules, "fusionreg_norm" in sys.modules)
 print(fusionreg.torch.ops)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == ["False", "True False", "<ops: gemm, norm, pointwise>"]
+    assert said.splitlines() == ["False", "True False", "<ops: attention, gemm, norm, pointwise>"]
 
 
 def test_names(ops, operators):
-    assert dir(ops) == ["gemm", "norm", "pointwise", "use"]
+    assert dir(ops) == ["attention", "gemm", "norm", "pointwise", "use"]
     assert "layernorm" in dir(ops.norm) and dir(ops.pointwise) == ["region"]
     members = operators.registry["pointwise.region"].members
     assert dir(ops.pointwise.region) == sorted(m.name.rpartition(".")[2] for m in members)
     assert ops.norm.layernorm is ops["norm.layernorm"] is ops.norm.layernorm
-    assert repr(ops.pointwise) == "<pointwise: region>" and repr(ops) == "<ops: gemm, norm, pointwise>"
+    assert repr(ops.pointwise) == "<pointwise: region>" and repr(ops) == "<ops: attention, gemm, norm, pointwise>"
     x = torch.randn(3, 4)
     assert torch.equal(ops.pointwise.region.add_mul(x, x, x), (x + x) * x)
     assert torch.equal(ops["pointwise.region.add_mul"](x, x, x), (x + x) * x)
