@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SpecError
@@ -28,6 +29,9 @@ QUICK_ROWS = 2
 #: Extents of an axis that no parameter tiles, where another one is under test: so few rows that they cost little, and a
 #: row longer than a block has threads, whatever it reads at once.
 FEW, LONG = 8, 520
+#: Positions of an iteration space beyond which not all axes are made alike: those that a spec declares short, and those
+#: that a kernel is compiled for, stay as they are.
+MOST_POSITIONS = 1 << 30
 _FEW = ("small", "special")
 _ELSEWHERE = ("tails", "overflow")
 _QUICK_VALUES = ("special", "denormal", "positive_large", "cancel", "integers")
@@ -70,13 +74,13 @@ def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent =
         row = row.with_(row.name, params=default)
         few = _fewer(entry, kernel, row, target)
         defaults.append(row)
-        made = [*_shapes(entry, row, few, quick), *_values(entry, row, quick), *_layouts(entry, few, quick)]
+        made = [*_shapes(entry, kernel, row, few, quick), *_values(entry, row, quick), *_layouts(entry, few, quick)]
         if quick and i != lead:
             made = [t for t in made if t.name in _ELSEWHERE or t.name.startswith("special-")]
         elif quick and others:
             others = [others[zlib.crc32(kernel.key.encode()) % len(others)]]
         if i == lead or not quick:
-            made += [t for params in others for t in _tiles(row, params, quick)]
+            made += [t for params in others for t in _tiles(entry, kernel, row, params, quick)]
         found += [t.with_(f"{row.dtype}-{t.name}") for t in made]
     for row in further:
         words = [*row.choices.values(), *(f"{k}{v}" for k, v in row.attributes.items())]
@@ -136,13 +140,16 @@ def _every(entry: FusionEntry, name: str) -> FrozenDict[str, str]:
     return FrozenDict(dict.fromkeys(entry.inputs, name))
 
 
-def _tiles(row: Trial, params: FrozenDict[str, Any], quick: bool) -> list[Trial]:
+def _tiles(
+    entry: FusionEntry, kernel: KernelEntry, row: Trial, params: FrozenDict[str, Any], quick: bool
+) -> list[Trial]:
     """Tails and more tiles than one, at other parameters than the default ones."""
     tag = ".".join(f"{k}{v}" for k, v in params.items())
     found = []
     for name, times, more in (("tails", 1, 8), ("odd", 1, 1), ("long", 6, 8)):
         if name == "tails" or not quick:
             axes = {a: times * min(tile_of(params, a) or 32, 64 if times > 1 else 256) + more for a in row.axes}
+            axes = _affordable(entry, kernel, axes)
             found.append(row.with_(f"{tag}-{name}", axes=axes, params=params, exactly=True, stem=name))
     return found
 
@@ -156,7 +163,7 @@ def _swept(entry: FusionEntry) -> dict[str, str]:
     return {**found, next(iter(entry.inputs)): "sweep"}
 
 
-def _shapes(entry: FusionEntry, row: Trial, few: Trial, quick: bool) -> list[Trial]:
+def _shapes(entry: FusionEntry, kernel: KernelEntry, row: Trial, few: Trial, quick: bool) -> list[Trial]:
     """Edges of every axis alone, the others as in ``few``; then of all together, and of the leading axes."""
     base = row.axes
     found = [row.with_("base")]
@@ -178,14 +185,20 @@ def _shapes(entry: FusionEntry, row: Trial, few: Trial, quick: bool) -> list[Tri
         last = whole[-1]
         add(f"{last}{LONG}", {**dict.fromkeys(whole, 3), last: LONG})
     add("ones", dict.fromkeys(base, 1))
-    add("square", dict.fromkeys(base, 48))
-    add("odd", {a: (tile_of(row.params, a) or 32) + 1 for a in base})
-    add("tails", {a: (tile_of(row.params, a) or 32) + 8 for a in base})
+    add("square", _affordable(entry, kernel, dict.fromkeys(base, 48)))
+    add("odd", _affordable(entry, kernel, {a: (tile_of(row.params, a) or 32) + 1 for a in base}))
+    add("tails", _affordable(entry, kernel, {a: (tile_of(row.params, a) or 32) + 8 for a in base}))
     if any(t.leading for t in entry.inputs.values()):
         small = dict.fromkeys(base, 8)
         for leading in ((2, 3), (0,)) if quick else ((2, 3), (0,), (1,), (3, 1, 2), (3, 0)):
             add("leading" + "x".join(map(str, leading)), small, leading=leading)
     return found
+
+
+def _affordable(entry: FusionEntry, kernel: KernelEntry, axes: dict[str, int]) -> dict[str, int]:
+    """``axes``, some with the extents that the spec declares where there would be :data:`MOST_POSITIONS` in all."""
+    kept = {a: e for a, e in entry.spec.extents.items() if e < FEW or a in kernel.spec.specialize}
+    return {**axes, **kept} if prod(axes.values()) > MOST_POSITIONS else axes
 
 
 def _values(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
