@@ -22,7 +22,7 @@ HEAD = """
   const int t = threadIdx.x;
 """
 PARAMETERS = "float* y, const __grid_constant__ fr::TensorMap m"
-WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
+WIDTHS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
 
 
 def compiled(text: str, arch: str = "sm_90a") -> tuple[bytes, str]:

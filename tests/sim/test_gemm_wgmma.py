@@ -28,7 +28,7 @@ def job(
     base = min(tails, key=lambda t: t.dtypes["T"] != "float16")  # which is the more exact
     trial = replace(
         base, axes=FrozenDict(axes), exactly=True,
-        params=FrozenDict({"BM": 128, "XT": 0, **params}),
+        params=FrozenDict({"BM": 128, "XT": 0, "SPLIT": 1, **params}),
         layouts=FrozenDict({"x": "transposed"} if params.get("XT") else {}),
     )  # fmt: skip
     found = prepare(entry, entry.kernel("wgmma"), trial, executor)
@@ -48,6 +48,32 @@ def test_blocks_take_several_tiles(transposed, columns, cluster, multiprocessors
     assert blocks == multiprocessors // cluster * cluster and blocks // cluster < tiles
     result = execute(found, executor, CATALOG.ops)
     assert result.status is Status.PASSED, result
+
+
+@pytest.mark.parametrize(("columns", "cluster"), [(160, 2), (224, 1)])
+def test_tiles_that_are_stored_by_32_columns(columns, cluster):
+    found, executor = job(1, 2, {"M": 300, "K": 296, "N": 456}, BN=columns, CLUSTER=cluster)
+    result = execute(found, executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
+
+
+@pytest.mark.parametrize(("transposed", "columns", "split", "k"), [(0, 128, 2, 328), (1, 256, 4, 456), (1, 256, 4, 72)])
+def test_blocks_have_parts_of_k(transposed, columns, split, k):
+    """Of few steps, some have none."""
+    found, executor = job(transposed, 2, {"M": 300, "K": k, "N": 264}, BN=columns, SPLIT=split, CLUSTER=1)
+    assert found.candidate.launch.cluster[0] == split
+    result = execute(found, executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
+
+
+def test_parts_of_k_wait_for_each_other():
+    found, executor = job(1, 2, {"M": 40, "K": 328, "N": 72}, BN=128, SPLIT=2, CLUSTER=1)
+    text, sync = found.source.text, "fr::cluster_sync();"
+    for old, new in ((f"{sync}  // nobody reads them any more", ""), (f"{sync}\n      {sync}", sync)):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    broken = replace(found, source=changed(found.source, text))
+    assert execute(broken, executor, CATALOG.ops).status.failed
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ CASES = [
     ("__nv_fp8_e4m3", 96, False, False, 128),
     ("__nv_fp8_e4m3", 16, False, False, 32),
     ("__nv_fp8_e4m3", 192, False, False, 64),
+    ("__half", 160, False, True, 64),
+    ("__nv_bfloat16", 224, False, False, 128),
 ]
 
 

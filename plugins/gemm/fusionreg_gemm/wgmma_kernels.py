@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from fusionreg.core.spec import KernelSpec, TensorMap
 
-#: A stage has 128 bytes of k, of BM rows of x and BN columns of w; beside the stages there are 32 KB of y.
-_STAGES = "4 if BN > 128 else 6 if BN > 64 else 8"
+#: Bytes of a stage: 128 of k, of BM rows of x and BN columns of w, and two barriers; of y, two times 16 rows to a warp.
+_STAGE, _OUT = "((BM + BN) * 128 + 16)", "8 * 2 * 16 * COLUMNS * 2"
 #: FLOP/s of one multiprocessor, by operands.
-_WIDE = "4.9e12 if BN > 128 else 4.2e12 if BN > 64 else 2.8e12"
+_WIDE = "6e12 if BN > 192 else 5.6e12 if BN > 128 else 5e12 if BN > 64 else 3e12"
 _NARROW = "9e12 if BN > 128 else 8e12 if BN > 64 else 5e12"
 
 
@@ -26,6 +26,7 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
     width = "(BN // 2)" if gated else "BN"
     box = "BN // 2" if gated else "BN // CLUSTER"
     tiles = f"ceildiv(M, BM * CLUSTER) * ceildiv(N, {width})"
+    pairs = [name for name in ("scale", "bias") if constants[f"{name.upper()}_FORM"] != "-1"]  # are read two at a time
     contiguous = " and ".join(f"stride({name}, 1) == 1" for name in weights)
     return KernelSpec(
         name="wgmma",
@@ -38,17 +39,29 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
             contiguous,
             *(("transB == 1",) if narrow else ()),  # 8-bit operands have k in their rows
             "aligned(y, 16) and N % 8 == 0",
+            *(f"aligned({name}, 4)" for name in pairs),
         ),
         strides=("x", *weights),
         params={
             "BM": (128,),
-            "BN": (192, 128, 64) if narrow else (256, 128) if gated else (256, 128, 64),
+            "BN": (192, 128, 64) if narrow else (256, 128) if gated else (256, 224, 192, 160, 128, 64),
             "CLUSTER": (2, 1),
+            "SPLIT": (1,) if gated else (1, 2, 4),  # blocks that have a tile together
             "XT": (0,) if narrow else (0, 1),  # whether columns of x are contiguous: of 16-bit operands either may be
         },
-        valid=(f"{width} >= 64 and BN >= 64 * CLUSTER", "stride(x, 1 - XT) == 1 and (XT == 0 or stride(x, 1) != 1)"),
+        valid=(
+            f"{width} >= 64 and BN >= 64 * CLUSTER",
+            "CLUSTER == 1 or SPLIT == 1",
+            "SPLIT == 1 or BN % (32 * SPLIT) == 0",
+            *(() if narrow or gated else ("transB == 1 or BN % (64 * CLUSTER) == 0",)),
+            "stride(x, 1 - XT) == 1 and (XT == 0 or stride(x, 1) != 1)",
+        ),
         constants={
-            "NARROW": str(int(narrow)), "GATED": str(int(gated)), "SCALED": "0", "STAGES": _STAGES, **constants
+            "NARROW": str(int(narrow)), "GATED": str(int(gated)), "SCALED": "0",
+            "OWN": f"{width} // SPLIT",  # columns of a tile that a block finishes
+            "COLUMNS": "32 if OWN % 64 else 64",  # those that a warp stores at a time
+            "STAGES": f"min(8, (232448 - {_OUT}) // {_STAGE})",
+            "LEAD": "2", "GROUP": "8", **constants,
         },
         tensor_maps=(
             TensorMap(
@@ -63,14 +76,16 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
                 )
                 for name, weight in zip(("w_map", "up_map"), weights, strict=False)
             ),
-            TensorMap(name="y_map", operand="y", dims=("N", "M"), strides="N", box=("64", "64"), swizzle="128"),
+            TensorMap(
+                name="y_map", operand="y", dims=("N", "M"), strides="N", box=("COLUMNS", "16"), swizzle="COLUMNS * 2"
+            ),
         ),
-        grid=f"CLUSTER * max(1, min({tiles}, multiprocessors // CLUSTER))",
+        grid=f"SPLIT * {tiles} if SPLIT > 1 else CLUSTER * max(1, min({tiles}, multiprocessors // CLUSTER))",
         block="384",
-        cluster="CLUSTER",
+        cluster="CLUSTER * SPLIT",
         min_blocks=1,
-        shared_memory="STAGES * (BM + BN) * 128 + 4 * 64 * 128 + STAGES * 16",
+        shared_memory=f"STAGES * {_STAGE} + {_OUT}",
         pending="no GPU has run it yet",
-        estimate=f"4e-6 + ceildiv({tiles}, multiprocessors // CLUSTER)"
-        f" * (BM * BN * K * 2 / ({_NARROW if narrow else _WIDE}) + 2e-6)",
+        estimate=f"4e-6 + ceildiv({tiles} * SPLIT, multiprocessors // CLUSTER)"
+        f" * (BM * BN * ceildiv(K, SPLIT) * 2 / ({_NARROW if narrow else _WIDE}) + (1e-6 if SPLIT == 1 else 2e-6))",
     )  # fmt: skip
