@@ -68,8 +68,8 @@ def check_fusion(
         if axis not in entry.axes or extent < 1:
             problems.add("extents", f"{axis} = {extent}", f"a positive extent of {', '.join(entry.axes)}")
     for output, like in spec.layouts.items():
-        if inputs.get(like) is None or outputs.get(output) is None or inputs[like].forms != outputs[output].forms:
-            problems.add("layouts", f"{output} like {like}", "an output, and an input of its shape")
+        if like not in inputs or _ranks(inputs[like]) != _ranks(outputs.get(output)):
+            problems.add("layouts", f"{output} like {like}", "an output, and an input that may have its shape")
     scope = fusion_scope(entry)
     parsed = [problems.expression(f"constraints[{i}]", text, scope) for i, text in enumerate(spec.constraints)]
     constraints = tuple(c for c in parsed if c is not None)
@@ -202,6 +202,11 @@ def _check_tensors(problems: Problems, entry: FusionEntry, inside: Collection[st
 def _sized(spec: FusionSpec) -> list[str]:
     """Attributes that may give an extent."""
     return [n for n, a in spec.attributes.items() if a.type == "int"]
+
+
+def _ranks(type_: TensorType | None) -> list[tuple[int, bool]] | None:
+    """Numbers of axes of a tensor's forms, and whether they fold others: tensors alike in these may have one shape."""
+    return type_ and [(len(f.axes), f.leading) for f in type_.forms]
 
 
 def _check_attributes(problems: Problems, entry: FusionEntry, ops: Mapping[str, OpSpec]) -> None:

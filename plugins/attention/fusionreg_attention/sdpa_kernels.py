@@ -1,1 +1,102 @@
 """Kernels of the fusions in ``sdpa``."""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import KernelSpec, TensorMap
+
+#: Of kernels without evidence.
+_UNSEEN = "no GPU has run it yet"
+
+
+def _mask(masked: bool) -> dict[str, str]:
+    """Which form of ``sdpa.MASK`` the mask takes; -1 where the fusion has none."""
+    return {"MASK_FORM": "form(mask)" if masked else "-1"}
+
+
+def _plain(masked: bool) -> KernelSpec:
+    return KernelSpec(
+        name="plain",
+        template="sdpa_plain.cu.j2",
+        summary="a warp for each query, fp32 FMA: any dtype, width and stride",
+        strides=("q", "k", "v", *(("mask",) if masked else ()), "y"),
+        constants=_mask(masked),
+        grid="ceildiv(B * H * Q, 4)",
+        block="128",
+        pending=_UNSEEN,
+        estimate="5e-6 + B * H * Q * K * (2 * D + E) / 2e12",
+    )
+
+
+#: Pairs of queries and keys that are multiplied.
+_PAIRS = "B * H * Q * K * (0.5 if is_causal else 1.0)"
+
+
+def _wgmma() -> KernelSpec:
+    def tile(operand: str, rows: str) -> TensorMap:
+        return TensorMap(name=f"{operand}_map", operand=operand, box=("64", rows, "1", "1"), swizzle="128")
+
+    return KernelSpec(
+        name="wgmma",
+        template="sdpa_wgmma.cu.j2",
+        summary="wgmma fed by TMA, warp-specialised and persistent; warpgroups take turns at products and exponentials",
+        targets="sm_90a",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "D in (64, 128) and E in (64, 128)",
+            "softcap == 0",
+            "Q < 1000000000 and K < 1000000000",
+        ),
+        strides=("q", "k", "v", "y"),
+        specialize=("D", "E"),
+        params={
+            "CONSUMERS": (2, 3),
+            "BK": (128, 64, 192),
+            "TURNS": (1, 0),  # whether one warpgroup at a time issues products
+            "SLACK": (8, 0),  # by how many powers of two weights may pass 1 before sums are rescaled
+        },
+        # registers: accumulators and weights of a warpgroup's 64 queries, in fp32 and in pairs
+        valid=("BK * 3 // 4 + E // 2 <= (192 if CONSUMERS == 2 else 128)",),
+        tensor_maps=(tile("q", "64 * CONSUMERS"), tile("k", "BK"), tile("v", "BK"), tile("y", "64")),
+        grid="max(1, min(multiprocessors, B * H * ceildiv(Q, 64 * CONSUMERS)))",
+        block="128 * (CONSUMERS + 1)",
+        min_blocks=1,
+        shared_memory="64 * CONSUMERS * (D + E) * 2 + 2 * BK * (D + E) * 2 + 80",
+        pending=_UNSEEN,
+        estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / (6e14 if D == 128 else 4e14)"
+        " * (1 if BK == 128 and TURNS and SLACK and CONSUMERS == (2 if D + E > 128 else 3) else 1.2)",
+    )
+
+
+def _tensor_core(masked: bool) -> KernelSpec:
+    rows = ("q", "k", "v", "y")
+    return KernelSpec(
+        name="tensor_core",
+        template="sdpa_tensor_core.cu.j2",
+        summary="mma.sync m16n8k16 fed by cp.async, a block for each tile of queries",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "D % 16 == 0 and D <= 256 and E % 16 == 0 and E <= 256 and E > 0",
+            *(f"aligned({n}, 16) and stride({n}, 3) == 1 and stride({n}, 2) % 8 == 0" for n in rows),
+            *(f"stride({n}, 0) % 8 == 0 and stride({n}, 1) % 8 == 0" for n in rows),
+            "Q < 1000000000 and K < 1000000000",
+        ),
+        strides=("q", "k", "v", *(("mask",) if masked else ()), "y"),
+        specialize=("D", "E"),
+        params={
+            "WARPS": (4, 8),
+            "BK": (64, 32),
+            "CAPPED": (0, 1),  # whether there is a softcap
+        },
+        valid=("(CAPPED == 1) == (softcap > 0)", "BK == (64 if D + E <= 256 else 32)", "WARPS == 4 or D + E <= 256"),
+        constants=_mask(masked),
+        grid="B * H * ceildiv(Q, 16 * WARPS)",
+        block="32 * WARPS",
+        shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
+        pending=_UNSEEN,
+        estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / ({'1.5e14' if masked else '3e14'}) * (1 if WARPS == 4 else 1.1)",
+    )
+
+
+def kernels(masked: bool) -> tuple[KernelSpec, ...]:
+    """All of them, for the fusion with or without a mask."""
+    return (*(() if masked else (_wgmma(),)), _tensor_core(masked), _plain(masked))

@@ -1,0 +1,24 @@
+"""Problems of attention whose speed matters."""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import Workload
+
+
+def _causal(batch: int, heads: int, groups: int, length: int, width: int) -> Workload:
+    shape = f"{batch}x{heads}" + (f".{groups}" if groups != heads else "")
+    return Workload(
+        name=f"causal-{shape}x{length}x{width}",
+        row="S12",
+        axes={"B": batch, "H": heads, "G": groups, "Q": length, "K": length, "D": width, "E": width},
+        dtypes={"T": "bfloat16"},
+        attributes={"is_causal": 1, "scaling": "usual"},
+        summary="a layer of a decoder in training or prefill",
+    )
+
+
+WORKLOADS = (
+    _causal(1, 64, 8, 8192, 128),
+    _causal(1, 64, 8, 4096, 128),
+    _causal(4, 32, 32, 4096, 64),
+)
