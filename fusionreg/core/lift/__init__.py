@@ -10,10 +10,10 @@ from ..ir import Graph
 from ..ops import Vocabulary
 from ..rewrite import eliminate_dead, fold_constants
 from .engine import Compiled, Rule, compile_rules, relevant, run
-from .rules import EARLY, RULES
+from .rules import EARLY, LATE, RULES
 from .site import Site
 
-__all__ = ["EARLY", "RULES", "Compiled", "Rule", "Site", "compile_rules", "lift", "relevant", "run"]
+__all__ = ["EARLY", "LATE", "RULES", "Compiled", "Rule", "Site", "compile_rules", "lift", "relevant", "run"]
 
 
 def lift(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None = None) -> Graph:
@@ -31,7 +31,7 @@ def lift(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None = None
     while True:
         lifted = _rewritten(eliminate_dead(fold_constants(graph, ops)), RULES, ops, log)
         if lifted.nodes == graph.nodes:
-            return lifted
+            return _rewritten(lifted, LATE, ops, log)
         graph = lifted
 
 

@@ -1,8 +1,8 @@
-"""All rules, in the two sets that :func:`fusionreg.core.lift.lift` runs. Floor 3."""
+"""All rules, in the three sets that :func:`fusionreg.core.lift.lift` runs. Floor 3."""
 
 from __future__ import annotations
 
-from . import activations, attention, normalizations, products, quantization, tidying
+from . import activations, attention, masking, normalizations, products, quantization, tidying
 from .engine import Rule
 
 #: Run before constants are folded: a weight keeps the layout that the model stores it in.
@@ -21,4 +21,7 @@ RULES: tuple[Rule, ...] = (
     *products.GEMM,
     *tidying.RULES,
 )
-"""Every rule."""
+"""Every rule that makes a larger operator of smaller ones."""
+
+LATE: tuple[Rule, ...] = masking.RULES
+"""Run once none of those fits any more: what it makes of a mask, no larger operator can take in."""

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 _INDEXED = frozenset(
     {"CastLike", "Concat", "DequantizeLinear", "Dropout", "Gather", "GatherElements", "OneHot", "Pad", "Tile", "Trilu"}
     | {"QuantizeLinear", "RotaryEmbedding", "fusionreg::BatchNormalizationApply", "fusionreg::Dropout"}
+    | {"fusionreg::MaskedFill", "fusionreg::CausalMask"}
 )
-_AXIS = frozenset({"Softmax", "LogSoftmax", "LpNormalization", "fusionreg::SoftmaxGrad", "fusionreg::LogSoftmaxGrad"})
+_AXIS = frozenset(
+    {"Softmax", "LogSoftmax", "LpNormalization", "fusionreg::SoftmaxGrad", "fusionreg::LogSoftmaxGrad"}
+    | {"fusionreg::CausalSoftmaxGrad"}
+)
 _TAIL = frozenset(
     {"LayerNormalization", "RMSNormalization", "fusionreg::LayerNormalizationGrad", "fusionreg::RMSNormalizationGrad"}
 )

@@ -204,6 +204,7 @@ def _attention(w: Writer, node: Node) -> bool:
     q, k, v, mask = (*node.inputs, "")[:4]
     value, attrs = w.graph.values[q], dict(node.attrs)
     scale, wide = attrs.pop("scale", None), attrs.pop("softmax_precision", "")
+    causal, right = attrs.pop("is_causal", 0), attrs.pop("right_window_size", -1)
     if any(a not in (None, 0, 0.0, -1) for a in attrs.values()) or len(node.inputs) > 4 or len(node.outputs) > 1:
         raise ModelError(
             "cannot save", node.name, f"Attention with {attrs}", f"plain Attention before opset 23, not {w.opset}"
@@ -211,12 +212,19 @@ def _attention(w: Writer, node: Node) -> bool:
     if value.shape is None or len(value.shape) != 4 or not (scale or isinstance(value.shape[3], int)):
         raise ModelError("cannot save", node.name, f"Attention over {value}", "four axes of which the last is known")
     scale = scale or float(value.shape[3]) ** -0.5
+    k, v = (_shared_heads(w, node, x, value.shape[1]) for x in (k, v))
     s = w.emit("MatMul", [q, w.emit("Transpose", [k], perm=[0, 1, 3, 2])])
     s = w.emit("Mul", [s, w.constant(scale, value.dtype)])
     if mask and w.graph.values[mask].dtype == "bool":
         s = w.emit("Where", [mask, s, w.constant(-np.inf, value.dtype)])
     elif mask:
         s = w.emit("Add", [s, mask])
+    if causal or right >= 0:
+        rows, keys = value.shape[2], (w.graph.values[node.inputs[1]].shape or (None,) * 4)[2]
+        if not isinstance(rows, int) or not isinstance(keys, int):
+            raise ModelError("cannot save", node.name, f"Attention by positions over {value}", "known lengths")
+        seen = w.constant(np.tri(rows, keys, 0 if causal else right, dtype=bool), "bool")
+        s = w.emit("Where", [seen, s, w.constant(-np.inf, value.dtype)])
     if wide and wide != value.dtype:
         s = w.emit("Softmax", [w.emit("Cast", [s], to=dtype(wide).onnx)], axis=-1)
         p = w.emit("Cast", [s], to=dtype(value.dtype).onnx)
@@ -224,6 +232,19 @@ def _attention(w: Writer, node: Node) -> bool:
         p = w.emit("Softmax", [s], axis=-1)
     w.emit("MatMul", [p, v], node.outputs[0])
     return True
+
+
+def _shared_heads(w: Writer, node: Node, x: str, heads: Any) -> str:
+    """k or v with a head for each of q."""
+    value = w.graph.values[x]
+    shape = value.shape or ()
+    if len(shape) == 4 and shape[1] == heads:
+        return x
+    if len(shape) != 4 or not all(isinstance(d, int) for d in (heads, shape[1], shape[3])):
+        raise ModelError("cannot save", node.name, f"heads that {value} shares", "known numbers of heads")
+    several = w.emit("Unsqueeze", [x, w.constant([2], "int64")])
+    several = w.emit("Expand", [several, w.constant([1, 1, heads // shape[1], 1, 1], "int64")])
+    return w.emit("Reshape", [several, w.constant([0, heads, -1, shape[3]], "int64")])
 
 
 def _rsqrt(w: Writer, node: Node) -> bool:
@@ -265,6 +286,25 @@ def _batch_normalization(w: Writer, node: Node) -> bool:
     return True
 
 
+def _where(w: Writer, node: Node, visible: str) -> bool:
+    """The first operand where ``visible``, the node's value elsewhere."""
+    x = node.inputs[0]
+    w.emit("Where", [visible, x, w.constant(node.attrs["value"], w.graph.values[x].dtype)], node.outputs[0])
+    return True
+
+
+def _masked_fill(w: Writer, node: Node) -> bool:
+    mask = node.inputs[1]
+    return _where(w, node, mask if node.attrs.get("keep", 0) else w.emit("Not", [mask]))
+
+
+def _causal_mask(w: Writer, node: Node) -> bool:
+    extents = w.emit("Shape", [node.inputs[0]], start=-2)
+    ones = w.emit("ConstantOfShape", [extents], value=tensor_proto(np.ones(1, np.int64), "int64", "value"))
+    diagonal = w.constant(node.attrs.get("diagonal", 0), "int64")
+    return _where(w, node, w.emit("Cast", [w.emit("Trilu", [ones, diagonal], upper=0)], to=dtype("bool").onnx))
+
+
 SPELLINGS: Mapping[str, Callable[[Writer, Node], bool]] = {
     "MatMul": _matmul,
     "Swish": _swish,
@@ -272,6 +312,8 @@ SPELLINGS: Mapping[str, Callable[[Writer, Node], bool]] = {
     "RMSNormalization": _rms_normalization,
     "Attention": _attention,
     "fusionreg::Rsqrt": _rsqrt,
+    "fusionreg::MaskedFill": _masked_fill,
+    "fusionreg::CausalMask": _causal_mask,
     "BatchNormalization": _batch_normalization,
 }
 """Operator → how it is spelled; False when it can be written as itself."""

@@ -145,6 +145,26 @@ def _where(s: Site) -> Any:
     return torch.where(*s.args)
 
 
+def _masked_fill(s: Site) -> Any:
+    x, mask = s.args
+    return x.masked_fill(torch.logical_not(mask) if s.attributes["keep"] else mask, s.attributes["value"])
+
+
+def _later(s: Site) -> Any:
+    """Where a key stands behind what its query sees."""
+    ones = s.args[0].new_ones(s.extents()[-2:], dtype=torch.bool)
+    return torch.triu(ones, s.attributes["diagonal"] + 1)
+
+
+def _causal_mask(s: Site) -> Any:
+    return s.args[0].masked_fill(_later(s), s.attributes["value"])
+
+
+def _causal_softmax_grad(s: Site) -> Any:
+    dy, y = s.args
+    return torch._softmax_backward_data(dy, y, -1, s.dtype(1)).masked_fill(_later(s), 0)
+
+
 def _cast(s: Site) -> Any:
     return s.args[0].to(torch_dtype(s.attributes["to"]))
 
@@ -283,7 +303,8 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         "fusionreg::RoutedLimit": _routed_limit, "fusionreg::LimitRank": _limit_rank,
         "SwiGLU": lambda s: _swish(s) * s.args[1],
         "Dropout": _dropout, "fusionreg::Dropout": _seeded_dropout, "Softmax": _plain(torch.softmax, dim="axis"),
-        "LogSoftmax": _plain(torch.log_softmax, dim="axis"),
+        "LogSoftmax": _plain(torch.log_softmax, dim="axis"), "fusionreg::MaskedFill": _masked_fill,
+        "fusionreg::CausalMask": _causal_mask, "fusionreg::CausalSoftmaxGrad": _causal_softmax_grad,
         "Div": lambda s: s.args[0] / s.args[1] if not s.integers() else torch.div(*s.args, rounding_mode="trunc"),
         "Pow": lambda s: (s.args[0] ** s.args[1]).to(s.dtype()) if s.integers() else s.args[0] ** s.args[1],
         "Mean": lambda s: reduce(lambda a, b: a + b, s.args) / len(s.args),

@@ -35,6 +35,7 @@ def _broadcast(dtype: str) -> str:
 _MASKS: Mapping[str, Mapping[str, str]] = {
     "": {}, "mask": {"mask": _broadcast("bool")}, "bias": {"bias": _broadcast("T")}
 }  # fmt: skip
+_SCALED = 'optional(any_of(Mul, Div), "scaling")'
 _KEEP = {
     "keep": AttributeSpec(type="int", default=0, choices=(0, 1), summary="1: a true mask keeps the score; 0: hides it"),
 }
@@ -101,7 +102,7 @@ def _fitting(cases: tuple[Case, ...], rank: int, attributes: Mapping[str, Attrib
 def _forward(words: str, summary: str, *, mask: str = "", causal: bool = False) -> FusionSpec:
     """``mask``: ``mask`` for a bool one, ``bias`` for one that is added, "" for none."""
     rank = 4 if mask else 3 if causal else 2
-    lines, scores = ["s = optional(Mul)(x, scale)"], "s"
+    lines, scores = [f"s = {_SCALED}(x, scale)"], "s"
     attributes: dict[str, AttributeSpec] = {}
     if mask == "bias":
         lines.append("m = Add(s, bias)")
@@ -148,7 +149,7 @@ def _backward(words: str, summary: str, *, mask: str = "", causal: bool = False,
     if mask:
         lines.append("m = fusionreg.MaskedFill(r, mask, value=0.0, keep=keep)")
         attributes |= _KEEP
-    lines.append(f"dx = optional(Mul)({'m' if mask else 'r'}, scale)")
+    lines.append(f"dx = {_SCALED}({'m' if mask else 'r'}, scale)")
     rng = {"rng": "int64[2]"} if dropout else {}
     cases = (*_FORWARD_CASES, *((_DECODING, _WITHOUT) if causal else ()), *(_DROPOUT_CASES if dropout else ()))
     return FusionSpec(

@@ -106,6 +106,8 @@ SINGLE = {
     "gemm_no_c": one("Gemm", A, (5, 6), transB=1),
     "softmax_axis": one("Softmax", A, axis=0),
     "softmax_grad": one("fusionreg::SoftmaxGrad", A, A),
+    "causal_mask": one("fusionreg::CausalMask", (2, *A), value=-3.0, diagonal=1),
+    "causal_softmax_grad": one("fusionreg::CausalSoftmaxGrad", A, A, diagonal=-1),
     **{f"grad_{name}": one(f"fusionreg::{name}Grad", A, A) for name in ("Gelu", "Swish", "Sigmoid", "Tanh", "Relu")},
     "grad_gelu_tanh": one("fusionreg::GeluGrad", A, A, approximate="tanh"),
     "grad_rms_norm": one("fusionreg::RMSNormalizationGrad", A, A, (6,), outputs=2),
