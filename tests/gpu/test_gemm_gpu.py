@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fusionreg.core.cache import Cache
 from fusionreg.core.conformance import run
+from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.registry import catalog as registry
 
 pytestmark = pytest.mark.gpu
@@ -31,6 +34,17 @@ def runtime():
     from fusionreg.core.runtime import Runtime
 
     return Runtime(CATALOG, device="cuda")
+
+
+def only(fusion, kernel):
+    """A runtime whose fusion has that kernel alone, pending or not."""
+    from fusionreg.core.runtime import Runtime
+
+    entry = CATALOG[fusion]
+    ready = entry.kernel(kernel)
+    ready = replace(ready, spec=ready.spec.model_copy(update={"pending": ""}))
+    entry = replace(entry, kernels=(ready,), members=())
+    return Runtime(replace(CATALOG, fusions=FrozenDict({fusion: entry})), device="cuda")
 
 
 def ones(torch, *shape):
@@ -78,6 +92,30 @@ def test_against_cublas_at_the_size_of_a_layer(torch, runtime, dtype, transB):
     exact = torch.nn.functional.gelu(x.double() @ (w.T if transB else w).double() + bias.double())
     ulp = 2.0 ** (-10 if dtype == "float16" else -7)
     assert ((y.double() - exact).abs() <= 1e-5 + ulp * exact.abs()).all()
+
+
+@pytest.mark.parametrize(
+    ("fusion", "kernel", "kind", "bound"),
+    [
+        ("gemm.activation", "plain", "float32", 2.0**-20),
+        ("gemm.activation", "tensor_core", "float16", 2.0**-18),
+        ("gemm.activation", "tensor_core", "bfloat16", 2.0**-18),
+        ("gemm.activation", "wgmma", "bfloat16", 2.0**-18),
+        ("gemm.scaled", "wgmma", "float8_e4m3fn", 2.0**-13),  # products of 128 of k are summed in 14 bits
+    ],
+)
+def test_a_sum_of_64k_terms(torch, fusion, kernel, kind, bound):
+    """Against float64: the error is of the size of the terms' sum, beside the cast of the result."""
+    torch.manual_seed(1)
+    m, n, k = 128, 264, 65536
+    x, w = (torch.randn(rows, k, device="cuda").to(getattr(torch, kind)) for rows in (m, n))
+    given = [x, w] if fusion == "gemm.activation" else [x, w, x.new_ones((m, 1)).float(), x.new_ones(n).float()]
+    words = {"activation": "Relu"} if fusion == "gemm.activation" else {"activation": "none", "T": "bfloat16"}
+    y = only(fusion, kernel).call(fusion, *given, transB=1, **words)
+    exact, size = x.double() @ w.double().T, x.double().abs() @ w.double().abs().T
+    exact = torch.relu(exact) if fusion == "gemm.activation" else exact
+    cast = torch.finfo(y.dtype).eps / 2 * exact.abs()
+    assert ((y.double() - exact).abs() <= bound * size + cast).all()
 
 
 def test_sixteen_repeats_are_bit_identical(torch, runtime):

@@ -29,9 +29,17 @@ KERNELS = [
     for f, e in CATALOG.fusions.items()
     for k in e.kernels
     if k.spec.template in TEMPLATES and (k.name != "wgmma" or f in ("gemm.scale_bias", "gemm.gated", "gemm.scaled"))
+    if f not in ("gemm.matmul", "gemm.batched")  # what stands behind them is what they are for
 ]
 #: Each template's slot once, and with several outputs.
-SLOTS = [("gemm.bias.residual", "tensor_core"), ("gemm.bias.residual", "wgmma"), ("gemm.scale.widened", "plain")]
+SLOTS = [
+    ("gemm.bias.residual", "tensor_core"),
+    ("gemm.bias.residual", "wgmma"),
+    ("gemm.scale.widened", "plain"),
+    ("gemm.batched.combined", "tensor_core"),
+    ("gemm.batched.narrowed", "plain"),
+    ("gemm.matmul.narrowed", "skinny"),
+]
 
 #: The chain of fp16 operators casts here; a fused kernel must not.
 CAST_BEFORE_SCALE = edit("cast_before_scale", "v *= scale;", "v = fr::to_float(fr::from_float<T>(v)) * scale;")

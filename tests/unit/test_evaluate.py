@@ -65,6 +65,19 @@ def test_exact_casts_to_integers_and_ignores_casts_among_floats() -> None:
     assert exact["i"].dtype == np.int32 and exact["z"].tolist() == [True, False]
 
 
+def test_a_saturating_cast_saturates_in_exact_mode_too() -> None:
+    """That is what it means; rounding is what exact mode leaves out."""
+    b = GraphBuilder("g")
+    b.input("x", "float32", (4,))
+    for saturate in (0, 1):
+        attributes = {"to": "float8_e4m3fn", "saturate": saturate}
+        b.node("Cast", ["x"], [Value(f"y{saturate}", "float8_e4m3fn", (4,))], attrs=attributes)
+    x = np.array([500.0, -np.inf, 1.03, np.nan], np.float32)
+    found = evaluate(b.build(["y0", "y1"]), {"x": x}, ops=OPS, mode="exact")
+    np.testing.assert_array_equal(found["y1"], [448, -448, np.float32(1.03), np.nan])
+    np.testing.assert_array_equal(found["y0"], x)
+
+
 def test_constants_are_exact_in_exact_mode_and_shared_between_calls() -> None:
     b = GraphBuilder("g")
     b.input("x", "bfloat16", ("N",))

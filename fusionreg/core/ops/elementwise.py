@@ -260,7 +260,7 @@ def whole(xp: Any, x: Any, to: str, name: str) -> Any:
 def without_overflow(xp: Any, x: Any, to: str, saturate: int) -> Any:
     """Values beyond a float8's range: the largest number when saturating, else NaN where it has no infinity."""
     high = _FLOAT8_MAX.get(to)
-    if high is None or xp.floats == "exact":
+    if high is None or (xp.floats == "exact" and not saturate):  # where nothing is rounded, nothing overflows
         return x
     x = x if xp.floating(x) else xp.cast(x, "float64")
     if saturate:

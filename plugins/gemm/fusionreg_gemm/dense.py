@@ -1,5 +1,8 @@
 """``gemm.scale``, ``gemm.bias``, ``gemm.scale_bias``, ``gemm.activation``: four contracts, the same kernels.
 
+``gemm.matmul`` is the bare product, and ``gemm.batched`` many of them: they fuse nothing by themselves, but what stands
+behind them does: alpha and beta with C, a residual, vectors along either axis, a cast to 8 bits.
+
 The weight is ``[K N]``, or ``[N K]`` with ``transB``. Both forms fit a square weight, so a constraint ties the shape to
 the attribute: a weight in the other layout is an error and never a silently transposed product.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Region
 
-from .dense_kernels import kernels
+from .dense_kernels import UNSEEN, batched, kernels
 from .workloads import workloads
 
 ACTIVATIONS = 'any_of(Relu, Gelu, Sigmoid, Tanh, Swish, "activation", gelu_tanh=Gelu(approximate="tanh"))'
@@ -16,6 +19,9 @@ ACTIVATIONS = 'any_of(Relu, Gelu, Sigmoid, Tanh, Swish, "activation", gelu_tanh=
 TRANSPOSED = AttributeSpec(
     type="int", default=0, choices=(0, 1), static=True, summary="1 when the weight is stored [N K]"
 )
+
+_AXES = {"M": "rows of x, leading axes folded in", "K": "summed over", "N": "output channels"}
+_SHAPES = ("shape(w, -1) == (K if transB else N)", "shape(w, -2) == (N if transB else K)")
 
 #: Which form of `T[] | T[N]` scale took, and of `T[] | T[N] | T[M 1]` bias; -1 where the fusion has none.
 _NO_SCALE, _NO_BIAS = {"SCALE_FORM": "-1"}, {"BIAS_FORM": "-1"}
@@ -39,10 +45,10 @@ def _fusion(
         inputs={"x": "T[... M K]", "w": "T[K N] | T[N K]", **operands},
         outputs={"y": "T[... M N]"},
         dtypes={"T": ("float16", "bfloat16", "float32")},
-        axes={"M": "rows of x, leading axes folded in", "K": "summed over", "N": "output channels"},
+        axes=_AXES,
         attributes={"transB": TRANSPOSED},
         autocast="lower",
-        constraints=("shape(w, -1) == (K if transB else N)", "shape(w, -2) == (N if transB else K)"),
+        constraints=_SHAPES,
         cases=(*cases, *_CASES),
         workloads=workloads(operands),
         regions=regions,
@@ -99,7 +105,7 @@ _WIDENED = Region(
     dtypes={"T": ("bfloat16",)},
 )
 
-FUSIONS = (
+_WITH_EPILOGUE = (
     _fusion(
         "scale",
         "x @ W times a per-tensor or per-channel scale, then an optional activation",
@@ -134,3 +140,81 @@ FUSIONS = (
         _NO_SCALE | _NO_BIAS,
     ),
 )
+
+
+#: Nothing but the product; what the epilogue of the kernels would ask for otherwise.
+_BARE = {**_NO_SCALE, **_NO_BIAS, "activation": '"none"'}
+_PRODUCT = "y = MatMul(x, w, transB=transB)"
+
+
+def _behind(
+    name: str, summary: str, program: str, x: str, w: str, operands: dict[str, str], z: str, *dtypes: str
+) -> Region:
+    return Region(
+        name=name,
+        summary=summary,
+        pattern=f"...\n{program}",
+        slots=("y",),
+        inputs={"x": x, "w": w, **operands},
+        outputs={"z": z},
+        dtypes={"T": dtypes},
+    )
+
+
+def _regions(lead: str) -> tuple[Region, ...]:
+    """What the slot of y is proven on, behind a product of matrices, or of ``lead`` of them."""
+    x, w, y = f"[... {lead}M K]", f"[{'... ' + lead if lead else ''}K N]", f"[... {lead}M N]"
+    wt = w.replace("K N", "N K")
+    return (
+        _behind(
+            "residual", "x @ W plus a residual", "z = Add(y, residual)", f"T{x}", f"T{w} | T{wt}",
+            {"residual": f"T{y}"}, f"T{y}", "float16", "bfloat16",
+        ),
+        _behind(
+            "combined", "alpha * x @ W + beta * C, in a product's dtype",
+            "p = Mul(y, alpha)\nq = Mul(c, beta)\nz = Add(p, q)", f"T{x}", f"T{w} | T{wt}",
+            {"alpha": "T[]", "c": f"T{y}", "beta": "T[]"}, f"T{y}", "bfloat16", "float32",
+        ),
+        _behind(
+            "narrowed", "x @ W times a scale for each channel, cast to e4m3",
+            's = Mul(y, gain)\nz = Cast(s, to="float8_e4m3fn")', f"T{x}", f"T{w} | T{wt}",
+            {"gain": "T[N]"}, f"float8_e4m3fn{y}", "bfloat16",
+        ),
+    )  # fmt: skip
+
+
+MATMUL = FusionSpec(
+    api=1,
+    name="gemm.matmul",
+    summary="x @ W, for what stands behind it",
+    pattern=_PRODUCT,
+    inputs={"x": "T[... M K]", "w": "T[K N] | T[N K]"},
+    outputs={"y": "T[... M N]"},
+    dtypes={"T": ("float16", "bfloat16", "float32")},
+    axes=_AXES,
+    attributes={"transB": TRANSPOSED},
+    autocast="lower",
+    constraints=_SHAPES,
+    cases=_CASES,
+    regions=_regions(""),
+    kernels=kernels(_BARE, UNSEEN),
+    tags=("S7", "inference", "gemm"),
+)
+BATCHED = FusionSpec(
+    api=1,
+    name="gemm.batched",
+    summary="x @ W of each of many pairs, for what stands behind them",
+    pattern=_PRODUCT,
+    inputs={"x": "T[... B M K]", "w": "T[... B K N] | T[... B N K]"},
+    outputs={"y": "T[... B M N]"},
+    dtypes={"T": ("float16", "bfloat16", "float32")},
+    axes={"B": "products, leading axes folded in", "M": "rows of x", "K": "summed over", "N": "output channels"},
+    extents={"B": 3},
+    attributes={"transB": TRANSPOSED},
+    autocast="lower",
+    constraints=_SHAPES,
+    regions=_regions("B "),
+    kernels=batched(_BARE),
+    tags=("inference", "gemm"),
+)
+FUSIONS = (*_WITH_EPILOGUE, MATMUL, BATCHED)

@@ -101,7 +101,7 @@ def test_sites_of_one_problem_are_asked_about_once(registry, monkeypatch):
     deep = model([*nodes, *wide], {"x": [4, 16]}, {"y": [4, 32]}, weights)
     asked = []
     refusal = registry.runtime.refusal
-    monkeypatch.setattr(registry.runtime, "refusal", lambda m: asked.append(m.root) or refusal(m))
+    monkeypatch.setattr(registry.runtime, "refusal", lambda m: asked.append((m.root, m.fusion)) or refusal(m))
     assert len(registry.plan(deep)) == 7
     whole = [m for m in registry.match(deep) if len(m.nodes) == 2]
     assert len(whole) >= 7 and len(asked) < len(whole)
