@@ -281,11 +281,12 @@ def _check_reachable(problems: Problems, spec: KernelSpec, fusion: FusionEntry, 
     worlds: dict[tuple[Any, ...], dict[str, Any]] = {}  # the reachable ones, one for each that `valid` can tell apart
     told = [n for n in (*fusion.spec.dtypes, *fusion.choices, *fusion.spec.attributes) if n in valid.names]
     for target, env in _worlds(fusion, targets, conditions.names | valid.names | {*fusion.spec.dtypes}):
+        apart = (target.features if "has" in valid.names else "", *(env[n] for n in told if n in env))
+        if apart in worlds:
+            continue
         found = conditions.impossible(env)
         if found is None:
-            worlds.setdefault(
-                (target.features if "has" in valid.names else "", *(env[n] for n in told if n in env)), env
-            )
+            worlds[apart] = env
         wrong = found or wrong
     if not worlds:
         field = f"requires[{spec.requires.index(wrong)}]" if wrong in spec.requires else "requires"
