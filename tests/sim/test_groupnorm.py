@@ -23,6 +23,7 @@ from fusionreg.core.ops import default_vocabulary, numpy_backend
 from fusionreg.core.proof.report import Status
 from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
+from fusionreg.core.simulator import Checks
 
 F16, F32 = np.dtype("float16"), np.dtype("float32")
 CATALOG = registry.load(allow=("norm",))
@@ -219,6 +220,21 @@ def test_nothing_to_do(call, shape):
 
 
 #: Kernel and parameters, what is taken out of its unit, what is put there.
+@pytest.mark.parametrize("fusion", [SWISH, f"{SWISH}_backward"])
+def test_channels_last_has_no_bank_conflicts(fusion, sim_cache):
+    """Threads of a row have channels that lie as far apart as all banks are wide."""
+    entry, r = CATALOG[fusion], np.random.default_rng(0)
+    kernels = tuple(k for k in entry.kernels if k.spec.name in ("last", "last_cluster"))
+    catalog = replace(CATALOG, fusions=FrozenDict({fusion: replace(entry, kernels=kernels)}))
+    runtime = Runtime(catalog, device="sim", cache=sim_cache, checks=Checks(accesses=True, banks=True))
+    maps = [channels_last(r.standard_normal((1, 64, 64)).astype(F32)) for _ in range(2 if "backward" in fusion else 1)]
+    out = None if "backward" in fusion else channels_last(np.full((1, 64, 64), np.nan, F32))
+    runtime.call(fusion, *maps, *ones(64), out=out, groups=4)
+    (prepared,) = runtime._prepared.values()
+    assert prepared.report is not None and prepared.report.shared
+    assert not prepared.report.bank_conflicts, [str(c) for c in prepared.report.bank_conflicts]
+
+
 FAULTS = {
     "blocks_do_not_wait": ("cluster", {"SPREAD": 2}, "barrier_wait(&told.bar, round);", ""),
     "own_moments_alone": ("cluster", {"SPREAD": 2}, "told.pairs[round][e]", "told.pairs[round][e % WARPS]"),
