@@ -2,14 +2,17 @@
 
 ``Attention`` gives 0 in a row whose every key is forbidden, the spelled-out chain gives NaN (−∞ − −∞) or, with a finite
 fill, the mean of v. So a mask is only taken in where no row can be forbidden as a whole: a constant that is seen to
-have none, or an additive mask that is made of finite numbers.
+have none, or an additive mask that is made of finite numbers; or where the chain itself makes such rows 0.
+
+Of what is ``Attention`` already, constant masks that are triangles become positions (``is_causal``, or a window where
+the last query sees the last key), and heads of k and v that are repeated for those of q become heads that are shared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from typing import Any
 
 from ..dtypes import dtype
@@ -30,6 +33,13 @@ _MASKS = ("", "m = Add(s, mask)\n", "m = Where(allowed, s, low)\n")
 _SOFTMAX = (
     ("p = Softmax({m})", ""),
     ('p = Cast(Softmax(Cast({m}, to="float32")), to=kind)', ', softmax_precision="float32"'),
+)
+#: Softmax that makes rows without a key 0.
+_GUARDED = "p = Where(Equal(ReduceMax({m}, (-1,), keepdims=1), lowest), zero, Softmax({m}))"
+
+_ATTRIBUTES = (
+    "scale=scale, softcap=softcap, softmax_precision=precision, is_causal=causal, left_window_size=left, "
+    "right_window_size=right"
 )
 
 #: Operators that only move elements, and those that make finite numbers of finite numbers of ordinary size.
@@ -74,14 +84,61 @@ def _additive(site: Site) -> bool:
 
 def _boolean(site: Site) -> bool:
     """A constant of keys with one allowed in every row, and a fill that underflows to nothing beside any score."""
-    import numpy as np
-
     allowed, low = site.array("allowed"), site.number("low", like="s")
     if allowed is None or low is None or not _mask_fits(site) or not bool(allowed.any(axis=-1).all()):
         return False
-    row = dtype(site.value("s").dtype)
-    largest = 65504.0 if row.name == "float16" else float(np.finfo(np.float32).max)
-    return low <= -0.99 * largest
+    return low <= -0.99 * _largest(site.value("s").dtype)
+
+
+def _largest(kind: str) -> float:
+    """What a fill is compared with, where scores are of that dtype."""
+    import numpy as np
+
+    return 65504.0 if kind == "float16" else float(np.finfo(np.float32).max)
+
+
+def _guard(site: Site) -> bool:
+    """0 where the largest score is −∞, and a mask whose own fill, if it has one, is that."""
+    if site.number("lowest", like="s") != -inf or site.number("zero", like="s") != 0.0 or not _mask_fits(site):
+        return False
+    return "low" not in site.found.inputs or site.number("low", like="s") == -inf
+
+
+def _positions(site: Site) -> Mapping[str, Any] | None:
+    """A constant mask by positions alone: keys up to a diagonal at or above the main one, and nothing else."""
+    import numpy as np
+
+    array, shape = site.array("mask"), site.shape("q")
+    if array is None or array.ndim < 2 or any(d != 1 for d in array.shape[:-2]) or shape is None:
+        return None
+    rows, columns = array.shape[-2:]
+    if rows != shape[2] or any(site.attribute(n) != d for n, d in (("causal", 0), ("left", -1), ("right", -1))):
+        return None
+    mask = array.reshape(rows, columns)
+    if mask.dtype == bool:
+        allowed = mask
+    else:
+        allowed = mask == 0
+        if not bool((allowed | (mask <= -0.99 * _largest(site.value("q").dtype))).all()):
+            return None
+    beyond = int(allowed[0].sum()) - 1 if rows and columns else -1
+    if beyond < 0 or not np.array_equal(allowed, np.tri(rows, columns, beyond, dtype=bool)):
+        return None
+    return {"causal": int(beyond == 0), "right": -1 if beyond == 0 or beyond + 1 >= columns else beyond}
+
+
+def _repeated(site: Site) -> bool:
+    """k[B G T D] as [B G n T D] as [B G·n T D], and v as well."""
+    for plain, spread, flat in (("k", "ke", "kr"), ("v", "ve", "vr")):
+        shape, wide, heads = site.shape(plain), site.shape(spread), site.shape(flat)
+        if shape is None or wide is None or heads is None or not len(shape) == len(heads) == 4 or len(wide) != 5:
+            return False
+        (b, g, t, d), h = shape, heads[1]
+        if not isinstance(g, int) or not isinstance(h, int) or g < 1 or heads != (b, h, t, d):
+            return False
+        if wide != (b, g, h // g, t, d) or h % g:
+            return False
+    return True
 
 
 def _four_axes(site: Site) -> bool:
@@ -138,6 +195,28 @@ def _rules() -> Iterator[Rule]:
             f"y = Attention(q, {key}, v{given}, scale=scale{precision})",
             conditions,
             _derive(transposed, bool(precision)),
+        )
+    for scores, mask in product(_SCORES, _MASKS[1:]):
+        yield Rule(
+            "attention_guarded",
+            f"{scores.format(q='q', k='k')}\n{mask}{_GUARDED.format(m='m')}\ny = MatMul(p, v)",
+            f"y = Attention(q, k, v, {'mask' if 'mask' in mask else 'allowed'}, scale=scale)",
+            (floats("q", "k", "v"), _guard),
+            _derive(1, False),
+        )
+    yield Rule(
+        "attention_positions",
+        f"y = Attention(q, k, v, mask, {_ATTRIBUTES})",
+        f"y = Attention(q, k, v, {_ATTRIBUTES})",
+        derive=_positions,
+    )
+    for more in ("", ", mask"):
+        repeat = "{0}e = Expand(Unsqueeze({0}, (2,)), {0}shape)\n{0}r = Reshape({0}e, {0}flat)\n"
+        yield Rule(
+            "attention_groups",
+            f"{repeat.format('k')}{repeat.format('v')}y = Attention(q, kr, vr{more}, {_ATTRIBUTES})",
+            f"y = Attention(q, k, v{more}, {_ATTRIBUTES})",
+            (_repeated,),
         )
 
 
