@@ -11,7 +11,7 @@ UNPROVEN: dict[str, tuple[str, ...]] = {
     "norm.gelu_dropout_layernorm_unbiased": ("rows",),
     "norm.groupnorm_swish_dropout": ("cluster",),
     "norm.dropout_residual_layernorm_backward": ("columns", "strided", "spread"),
-    "norm.gelu_dropout_layernorm_backward": ("packed", "columns", "strided", "spread"),
+    "norm.gelu_dropout_layernorm_backward": ("packed", "strided", "spread"),
     "norm.layernorm_backward": ("columns", "strided", "spread"),
     "norm.residual_rmsnorm_backward": ("columns", "strided", "spread"),
     "norm.rmsnorm_backward": ("columns", "strided", "spread"),
