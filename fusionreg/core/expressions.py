@@ -19,6 +19,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -30,6 +31,7 @@ MAX_TEXT = 4000
 INT_MAX = 2**63 - 1
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z", re.ASCII)
+_AT: dict[str, Any] = {"lineno": 1, "col_offset": 0}  # which compile() wants of every node
 _PLAIN = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _COMPARE = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
 
@@ -129,18 +131,18 @@ class _Checker(ast.NodeTransformer):
         for side in (node.left, node.right):
             if isinstance(side, ast.Constant) and isinstance(side.value, str):
                 raise self.fail(f"arithmetic on {side.value!r}", "numbers")
-        return ast.BinOp(self.visit(node.left), node.op, self.visit(node.right))
+        return ast.BinOp(self.visit(node.left), node.op, self.visit(node.right), **_AT)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         if not isinstance(node.op, ast.USub | ast.UAdd | ast.Not):
             raise self.fail(f"operator {type(node.op).__name__} is not allowed", "-, + or not")
-        return ast.UnaryOp(node.op, self.visit(node.operand))
+        return ast.UnaryOp(node.op, self.visit(node.operand), **_AT)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        return ast.BoolOp(node.op, [self.visit(v) for v in node.values])
+        return ast.BoolOp(node.op, [self.visit(v) for v in node.values], **_AT)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        return ast.IfExp(self.visit(node.test), self.visit(node.body), self.visit(node.orelse))
+        return ast.IfExp(self.visit(node.test), self.visit(node.body), self.visit(node.orelse), **_AT)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         right: list[ast.expr] = []
@@ -150,10 +152,10 @@ class _Checker(ast.NodeTransformer):
             if isinstance(op, ast.In | ast.NotIn):
                 if not isinstance(side, ast.Tuple | ast.List) or not side.elts:
                     raise self.fail("`in` without a list of values", 'a tuple: T in ("float16", "bfloat16")')
-                right.append(ast.Tuple([self.visit(e) for e in side.elts], ast.Load()))
+                right.append(ast.Tuple([self.visit(e) for e in side.elts], ast.Load(), **_AT))
             else:
                 right.append(self.visit(side))
-        return ast.Compare(self.visit(node.left), node.ops, right)
+        return ast.Compare(self.visit(node.left), node.ops, right, **_AT)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
@@ -167,10 +169,11 @@ class _Checker(ast.NodeTransformer):
             span = f"{least} to {most}" if most > least else str(least)
             raise self.fail(f"{name}() with {len(node.args)} arguments", span)
         if name in FUNCTIONS:
-            return ast.Call(ast.Name(name, ast.Load()), [self.visit(a) for a in node.args], [])
+            return ast.Call(ast.Name(name, ast.Load(), **_AT), [self.visit(a) for a in node.args], [], **_AT)
         self.predicates.add(name)
         subject = self._subject(name, node.args[0])
-        return ast.Call(_lookup(name), [ast.Constant(subject), *(self.visit(a) for a in node.args[1:])], [])
+        rest = [self.visit(a) for a in node.args[1:]]
+        return ast.Call(_lookup(name), [ast.Constant(subject, **_AT), *rest], [], **_AT)
 
     def _subject(self, function: str, node: ast.expr) -> str:
         if isinstance(node, ast.Name):
@@ -191,7 +194,7 @@ class _Checker(ast.NodeTransformer):
 
 
 def _lookup(name: str) -> ast.Subscript:
-    return ast.Subscript(ast.Name("_env", ast.Load()), ast.Constant(name), ast.Load())
+    return ast.Subscript(ast.Name("_env", ast.Load(), **_AT), ast.Constant(name, **_AT), ast.Load(), **_AT)
 
 
 def _parse(text: str, checker: _Checker) -> ast.expr:
@@ -208,9 +211,15 @@ def _parse(text: str, checker: _Checker) -> ast.expr:
         raise checker.fail(f"it does not parse ({type(e).__name__})", "an expression, not nested too deeply") from None
 
 
+@lru_cache(maxsize=4096)
+def _compiled(text: str) -> FunctionType:
+    """Of an expression that has been checked: most stand in several kernels."""
+    return _function(_parse(text, _Checker(text, None, None, "")), text)
+
+
 def _function(body: ast.expr, name: str) -> FunctionType:
-    arguments = ast.arguments([], [ast.arg("_env")], None, [], [], None, [])
-    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
+    arguments = ast.arguments([], [ast.arg("_env", **_AT)], None, [], [], None, [])
+    tree = ast.Expression(ast.Lambda(arguments, body, **_AT))
     try:
         code = compile(tree, f"<{name}>", "eval")
     except (RecursionError, MemoryError) as e:
@@ -254,7 +263,7 @@ class Expression:
         ``known``: variables that exist; ``tensors``: tensors that exist; None leaves that unchecked.
         """
         checker = _Checker(text, known, tensors, whom)
-        body = _parse(text, checker)
+        _parse(text, checker)
         self = object.__new__(cls)
         for field, value in (
             ("text", text.strip()),
@@ -263,7 +272,7 @@ class Expression:
             ("features", frozenset(checker.features)),
             ("predicates", frozenset(checker.predicates)),
             ("whom", whom),
-            ("_function", _function(body, text.strip())),
+            ("_function", _compiled(text.strip())),
         ):
             object.__setattr__(self, field, value)
         return self
@@ -321,27 +330,33 @@ class ExpressionSet:
         *,
         tensors: Collection[str] | None = None,
     ) -> None:
-        bodies, parsed = [], {}
-        for name, text in items.items():
-            parsed[name] = Expression.parse(text, known=known, tensors=tensors, whom=f"{whom} {name}".strip())
-            bodies.append(_parse(text, _Checker(text, None, None, whom)))
+        parsed = {
+            name: Expression.parse(text, known=known, tensors=tensors, whom=f"{whom} {name}".strip())
+            for name, text in items.items()
+        }
         self.expressions: Mapping[str, Expression] = FrozenDict(parsed)
         self.names = frozenset().union(*(e.names for e in parsed.values()))
         self.tensors = frozenset().union(*(e.tensors for e in parsed.values()))
         self.predicates = frozenset().union(*(e.predicates for e in parsed.values()))
         self.whom = whom
-        self._function = _function(ast.Dict([ast.Constant(n) for n in parsed], bodies), whom or "expressions")
+        self._function: FunctionType | None = None  # compiled by the first call: most kernels are never launched
 
     def __call__(self, env: Mapping[str, Any]) -> dict[str, Any]:
         """Name → value of every member; :class:`ExpressionError` naming the one that fails."""
         try:
-            values = self._function(env)
+            values = (self._function or self._together())(env)
             for value in values.values():
                 if type(value) is int and not -INT_MAX <= value <= INT_MAX:
                     raise OverflowError
         except Exception:
             return {name: e(env) for name, e in self.expressions.items()}  # again one by one: the culprit raises
         return values
+
+    def _together(self) -> FunctionType:
+        bodies = [_parse(e.text, _Checker(e.text, None, None, self.whom)) for e in self.expressions.values()]
+        whole = ast.Dict([ast.Constant(n, **_AT) for n in self.expressions], bodies, **_AT)
+        self._function = _function(whole, self.whom or "expressions")
+        return self._function
 
     def __len__(self) -> int:
         return len(self.expressions)

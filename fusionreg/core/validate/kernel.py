@@ -70,8 +70,7 @@ def check_kernel(
 def find_template(root: Path, name: str) -> Path | None:
     """The template's file below ``root`` or its ``templates`` folder; None where there is none inside ``root``."""
     for candidate in (root / name, root / "templates" / name):
-        path = candidate.resolve()
-        if path.is_file() and path.is_relative_to(root.resolve()):
+        if candidate.is_file() and (path := candidate.resolve()).is_relative_to(root.resolve()):
             return path
     return None
 
