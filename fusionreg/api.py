@@ -6,10 +6,12 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusionreg.core.errors import ArgumentError, PlanError
+from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph
 from fusionreg.core.matcher import find as matcher
 from fusionreg.core.matcher.match import Matches
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from fusionreg.core.planner.training import Backward
     from fusionreg.core.runtime import Bound
     from fusionreg.model import FusedModel
+
+T = TypeVar("T")
 
 #: Environment variable: how many sites of each plan are taken, in the order of the graph.
 FUEL = "FUSIONREG_FUEL"
@@ -190,6 +194,7 @@ class Registry(Mapping[str, FusionEntry]):
         fuel: int | None = None,
         refuses: Callable[[Match], str | None] | None = None,
         gradients: Callable[[Match], Backward | str | None] | None = None,
+        strides: Callable[[Match], Mapping[str, tuple[int, ...]]] | None = None,
     ) -> Plan:
         """The set of matches that saves most time.
 
@@ -203,6 +208,7 @@ class Registry(Mapping[str, FusionEntry]):
             refuses: match → why it cannot be taken for a reason of the caller's, None where it can.
             gradients: match → how its gradients are computed in a graph that is trained, or why they cannot be; None
                 where nobody asks for them.
+            strides: match → those of its inputs that are known not to lie row by row, by name.
 
         Raises: :class:`UnknownNameError` for another policy or executor, :class:`ArgumentError` for fuel that is no
         number.
@@ -211,23 +217,22 @@ class Registry(Mapping[str, FusionEntry]):
         found = (self._find(graph) if matches is None else matches).matches
         if policy == "aggressive":
             found = (*found, *self._shared(graph, found))
-        cost = CostModel(
-            self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected, gains=self._gains
-        )
 
-        known: dict[Any, str | None] = {}  # layers repeat: their sites are one problem
+        def laid(matches: Iterable[Match]) -> tuple[Match, ...]:
+            return tuple(matches if strides is None else (replace(m, strides=FrozenDict(strides(m))) for m in matches))
+
+        refusal = _once(self.runtime.refusal)
+        cost = CostModel(
+            self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected,
+            kernels=_once(self.runtime.seconds), gains=self._gains,
+        )  # fmt: skip
 
         def accepts(match: Match) -> str | None:
-            if refuses is not None and (own := refuses(match)):
-                return own
-            key = _problem(match)
-            if key not in known:
-                known[key] = self.runtime.refusal(match)
-            return known[key]
+            return (refuses(match) if refuses is not None else None) or refusal(match)
 
         return planner.plan(
-            graph, found, cost=cost, policy=policy, accepts=accepts, gradients=gradients, fusions=self.catalog,
-            regions=partial(self._regions, graph), fuel=_fuel() if fuel is None else fuel,
+            graph, laid(found), cost=cost, policy=policy, accepts=accepts, gradients=gradients, fusions=self.catalog,
+            regions=lambda taken: laid(self._regions(graph, taken)), fuel=_fuel() if fuel is None else fuel,
         )  # fmt: skip
 
     def fuse(
@@ -305,10 +310,18 @@ def _outside() -> int:
     return level
 
 
-def _problem(m: Match) -> Any:
-    """Equal for matches that come to the same problem."""
-    bound = m.dtypes, m.axes, m.leading, m.choices, m.forms, tuple(m.inputs), tuple(m.outputs)
-    return m.fusion, *bound, tuple((k, repr(v)) for k, v in m.attributes.items())
+def _once(ask: Callable[[Match], T]) -> Callable[[Match], T]:
+    """The same question, asked once of matches that come to the same problem: layers repeat."""
+    known: dict[Any, T] = {}
+
+    def answer(m: Match) -> T:
+        bound = m.dtypes, m.axes, m.leading, m.choices, m.forms, m.strides, tuple(m.inputs), tuple(m.outputs)
+        key = (m.fusion, *bound, tuple((k, repr(v)) for k, v in m.attributes.items()))
+        if key not in known:
+            known[key] = ask(m)
+        return known[key]
+
+    return answer
 
 
 def _fuel() -> int | None:

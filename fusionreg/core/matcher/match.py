@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..frozen import EMPTY, FrozenDict
@@ -63,6 +63,8 @@ class Match:
         around: how many of its nodes stand at slots of that fusion, around the nodes of its pattern.
         captured: whether it takes whatever point-wise operators are there: any part of it would be a match too.
         kept: those of ``nodes`` that run beside the fused call as well, since what they give is read elsewhere.
+        strides: fusion input → its strides in elements, where they are known not to be row-major. They say nothing of
+            what it is a match of, only which kernel will run.
     """
 
     fusion: str
@@ -83,6 +85,7 @@ class Match:
     around: int = 0
     captured: bool = False
     kept: tuple[str, ...] = ()
+    strides: FrozenDict[str, tuple[int, ...]] = field(default=EMPTY, compare=False)
 
     @property
     def taken(self) -> tuple[str, ...]:

@@ -103,6 +103,7 @@ class CostModel:
         extent: what a symbolic extent counts as.
         executor: who runs what is not fused.
         measured: match → seconds of its fused call, where a plugin tells; None where none does.
+        kernels: match → seconds of the kernel that would run, by what it says itself; None where it says nothing.
         gains: (match, executor, bytes of its inputs and outputs) → how it measured against that executor; None where
             nothing like it was measured.
     """
@@ -112,6 +113,7 @@ class CostModel:
     extent: int = 128
     executor: Executor = LIBRARY
     measured: Callable[[Match], float | None] = field(default=lambda match: None, repr=False)
+    kernels: Callable[[Match], float | None] = field(default=lambda match: None, repr=False)
     gains: Callable[[Match, Executor, int], Gain | None] = field(default=lambda match, executor, size: None, repr=False)
 
     @property

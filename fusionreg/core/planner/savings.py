@@ -15,6 +15,9 @@ from .grouping import Grouping, group, pieces
 #: A win of a smaller share of what the nodes cost unfused is none: measurements of one kernel scatter as much.
 MARGIN = 0.03
 
+#: Up to so many times the model's time, what a kernel says of its own tells no more than that the model is nominal.
+SLOW = 1.5
+
 ESTIMATED = "model"
 
 
@@ -76,12 +79,16 @@ class GraphCosts:
         return total
 
     def fused(self, match: Match) -> Cost:
-        """The match as one kernel: reads its inputs and writes its outputs once; seconds of the plugin, or a model."""
+        """The match as one kernel: reads its inputs and writes its outputs once. Seconds of the plugin, or a model's;
+        a kernel that says itself that it takes much longer is taken at its word."""
         seconds = self.model.measured(match)
         moved = self.moved(match)
         flops = [self._work(n) for n in match.nodes]
         if seconds is None:
             seconds = self.model.seconds(moved, sum([busy for _, busy in flops]))
+            own = self.model.kernels(match)
+            if own is not None and own > SLOW * seconds:
+                seconds = own
         return Cost(moved, sum([f for f, _ in flops]), 1, seconds)
 
     def moved(self, match: Match) -> int:

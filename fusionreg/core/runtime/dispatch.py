@@ -12,7 +12,6 @@ from ..cache import Cache
 from ..errors import ArgumentError, FusionregError, LaunchError, UnsupportedError
 from ..frozen import EMPTY, FrozenDict
 from ..problem import Candidate, Problem, Refusal, Selection, bind, select
-from ..targets import target
 from .bound import Bound
 from .call import Call, check_overlap, look_at
 from .driver import driver
@@ -20,7 +19,7 @@ from .kernels import Kernels, device_target
 from .keys import attributes_key
 from .launch import Allocation, Densified, GpuLaunch, Nothing, Prepared, SimulatorLaunch, argument_values
 from .library_launch import LibraryLaunch
-from .preview import preview
+from .preview import estimate, selected, told
 from .unfused import Unfused, evaluation
 
 if TYPE_CHECKING:
@@ -143,32 +142,32 @@ class Runtime:
     def refusal(self, match: Match) -> str | None:
         """Why no kernel would accept this site, or None when one would (as far as symbolic extents let one tell)."""
         try:
-            problem, selection = self._site(match)
+            problem, selection, _ = self._site(match)
         except FusionregError as e:
             return str(e)
         return None if selection or problem.empty else selection.reason
 
     def kernel(self, match: Match) -> str:
-        """Name of the kernel that would run at this site; "" where none would."""
+        """Name of the kernel that would run at this site; "" where none would, or only on copies of its operands."""
         try:
-            _, selection = self._site(match)
+            _, selection, copied = self._site(match)
         except FusionregError:
             return ""
-        return selection.accepted[0].kernel.name if selection else ""
+        return selection.accepted[0].kernel.name if selection and not copied else ""
 
-    def _site(self, match: Match) -> tuple[Problem, Selection]:
-        problem = preview(entry := self.catalog[match.fusion], match, self.target)
-        return problem, self._select(entry, problem, simulated=self.device == "sim")
+    def _site(self, match: Match) -> tuple[Problem, Selection, int]:
+        def choose(entry: FusionEntry, problem: Problem) -> Selection:
+            return self._select(entry, problem, simulated=self.device == "sim")
+
+        return selected(self.catalog[match.fusion], match, self.target, choose)
 
     def expected(self, match: Match) -> float | None:
         """Seconds of this site as a plugin's ``estimate`` hook tells, None where none does."""
-        if not self.catalog.implements("estimate"):
-            return None
-        try:
-            problem = preview(entry := self.catalog[match.fusion], match, self.target)
-        except FusionregError:
-            return None
-        return self.catalog.estimate(entry, problem, target(problem.target))
+        return told(self.catalog, match, self.target)
+
+    def seconds(self, match: Match) -> float | None:
+        """Seconds of the kernel that a device would run at this site, as it says itself; None where it says nothing."""
+        return estimate(self.catalog, match, self.target, self.measured, pending=self.device == "sim")
 
     @property
     def kernels_used(self) -> FrozenDict[str, int]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
+from math import isfinite
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError
-from ..problem import Problem, Tensor, bind
+from ..errors import ArgumentError, FusionregError
+from ..frozen import EMPTY
+from ..problem import Problem, Selection, Tensor, bind, select
+from ..problem.selection import estimated
+from ..targets import target as target_of
 from ..tensors import Dim, expand
 
 if TYPE_CHECKING:
     from ..matcher.match import Match
-    from ..registry.catalog import FusionEntry
+    from ..registry.catalog import Catalog, FusionEntry
 
 #: What a symbolic extent counts as: divisible by whatever a kernel may ask for. The real one is looked at by each call.
 SYMBOLIC = 4096
 
+#: Seconds of a copy of an operand, and bytes that it moves in each further one: it reads what does not lie in order.
+COPY, COPIED = 4e-6, 2e12
+
 
 def preview(entry: FusionEntry, match: Match, target: str) -> Problem:
-    """The problem that the site will be, contiguous and aligned; :class:`ArgumentError` where it cannot be one.
+    """The problem that the site will be: aligned, contiguous where the match says nothing else; :class:`ArgumentError`
+    where it cannot be one.
 
     A match tells axes, not which form a tensor took: the first combination of forms that the fusion's constraints let
     pass is taken.
@@ -34,8 +44,11 @@ def preview(entry: FusionEntry, match: Match, target: str) -> Problem:
     failure: ArgumentError | None = None
     for forms in product(*possible):
         tensors = {
-            name: Tensor.contiguous(
-                match.dtypes.get(type_.dtype, type_.dtype), tuple(int(d) for d in expand(form, axes, leading))
+            name: _laid(
+                Tensor.contiguous(
+                    match.dtypes.get(type_.dtype, type_.dtype), tuple(int(d) for d in expand(form, axes, leading))
+                ),
+                match.strides.get(name),
             )
             for (name, type_), form in zip(present.items(), forms, strict=True)
         }
@@ -44,3 +57,56 @@ def preview(entry: FusionEntry, match: Match, target: str) -> Problem:
         except ArgumentError as e:
             failure = failure or e
     raise failure or ArgumentError("cannot place", str(match), "an axis has no extent", "a match that tells every axis")
+
+
+def _laid(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    fits = strides is not None and len(strides) == len(tensor.shape)
+    return replace(tensor, strides=strides) if fits and strides is not None else tensor
+
+
+def selected(
+    entry: FusionEntry, match: Match, target: str, choose: Callable[[FusionEntry, Problem], Selection]
+) -> tuple[Problem, Selection, int]:
+    """A site's problem, the kernels for it, and the bytes of operands that are copied first: where no kernel takes
+    them as they lie, one for contiguous ones runs, as :meth:`.dispatch.Runtime.execute` has it."""
+    problem = preview(entry, match, target)
+    selection = choose(entry, problem)
+    if selection or not match.strides or problem.empty:
+        return problem, selection, 0
+    dense = preview(entry, replace(match, strides=EMPTY), target)
+    moved = sum(t.bytes for n in match.strides if (t := problem.tensors.get(n)) is not None)
+    return dense, choose(entry, dense), moved
+
+
+def told(catalog: Catalog, match: Match, target: str) -> float | None:
+    """Seconds of a site as a plugin's ``estimate`` hook tells; None where none does."""
+    if not catalog.implements("estimate"):
+        return None
+    try:
+        problem = preview(entry := catalog[match.fusion], match, target)
+    except FusionregError:
+        return None
+    return catalog.estimate(entry, problem, target_of(problem.target))
+
+
+def estimate(
+    catalog: Catalog, match: Match, target: str, measured: Mapping[str, float], pending: bool
+) -> float | None:
+    """Seconds of the kernel that a device would run at a site, by its own ``estimate``, with the copies that it needs;
+    None where it has none.
+
+    Whatever the simulator can execute of them, that says nothing about time.
+    """
+
+    def choose(entry: FusionEntry, problem: Problem) -> Selection:
+        return select(entry, problem, measured=measured, pending=pending)
+
+    try:
+        problem, selection, copied = selected(catalog[match.fusion], match, target, choose)
+    except FusionregError:
+        return None
+    if not selection:
+        return None
+    best = selection.accepted[0]
+    seconds = estimated(best.kernel, problem, best.params)
+    return seconds + (COPY + 2 * copied / COPIED if copied else 0.0) if isfinite(seconds) else None

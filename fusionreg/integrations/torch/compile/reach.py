@@ -51,6 +51,15 @@ class Reach:
                 return f"{self._name(self.calls[call])} would run beside it: its result {elsewhere} is asked for too"
         return None
 
+    def strides(self, match: Match) -> dict[str, tuple[int, ...]]:
+        """Those of its operands that do not lie row by row, where they are numbers."""
+        found = {}
+        for tensor, name in match.inputs.items():
+            value = self.values.get(self.visible.get(name, ""))
+            if isinstance(value, torch.Tensor) and _numbers(value) and not value.is_contiguous():
+                found[tensor] = value.stride()
+        return found
+
     def _elsewhere(self, call: Call, inside: frozenset[str]) -> str:
         """A result of a call that others ask for and a match does not make."""
         for name in filter(None, call.outputs):
@@ -123,6 +132,11 @@ class Reach:
         readers = self.graph.consumers.get(name, ())
         moved = [n.outputs[0] for n in readers if glued(self.graph, n) and n.inputs[0] == name]
         return bool(readers) and len(moved) == len(readers) and all(m in self.visible or self._leaves(m) for m in moved)
+
+
+def _numbers(value: torch.Tensor) -> bool:
+    """Whether nothing about how a tensor lies is symbolic."""
+    return all(type(n) is int for n in (*value.shape, *value.stride()))
 
 
 def place(traced: Traced) -> torch.device:

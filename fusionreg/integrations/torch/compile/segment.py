@@ -89,7 +89,7 @@ class Fuser:
 
         plan = self.registry.plan(
             lowered.graph, policy=self.options.policy, refuses=refuses, gradients=gradients.backward,
-            executor=self._executor(),
+            executor=self._executor(), strides=reach.strides,
         )  # fmt: skip
         self.reports.append(self._report(plan, lowered, gradients, reach))
         chosen = [m for m in plan.chosen if not reach.stands(m)]
