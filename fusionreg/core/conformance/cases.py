@@ -120,7 +120,7 @@ def _fewer(entry: FusionEntry, kernel: KernelEntry, row: Trial, target: str) -> 
     There such an axis counts rows, and a simulated block for each.
     """
     whole = [axis for axis in row.axes if tile_of(row.params, axis) is None]
-    few = row.with_(row.name, axes={whole[0]: FEW}) if len(whole) > 1 else row
+    few = row.with_(row.name, axes={whole[0]: min(FEW, row.axes[whole[0]])}) if len(whole) > 1 else row
     return few if _same_unit(entry, kernel, row, few, target) else row
 
 

@@ -53,6 +53,7 @@ def _wgmma() -> KernelSpec:
             "BK": (128, 64, 192),
             "TURNS": (1, 0),  # whether one warpgroup at a time issues products
             "SLACK": (8, 0),  # by how many powers of two weights may pass 1 before sums are rescaled
+            "FRACTION": (0, 1, 2),  # eighths of the exponentials that are polynomials
         },
         # registers: accumulators and weights of a warpgroup's 64 queries, in fp32 and in pairs
         valid=("BK * 3 // 4 + E // 2 <= (192 if CONSUMERS == 2 else 128)",),
