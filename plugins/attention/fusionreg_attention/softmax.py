@@ -16,6 +16,7 @@ from .softmax_kernels import kernels
 from .softmax_workloads import workloads
 
 _AXES = {"B": "batch", "H": "heads", "Q": "queries", "K": "keys: what is normalised over"}
+_EXTENTS = {"B": 2, "H": 3, "Q": 8, "K": 40}
 
 #: Scores by rank. With two axes all leading ones count as queries, with three those in front of the heads as heads.
 _SCORES = {2: "T[... Q K]", 3: "T[... H Q K]", 4: "T[B H Q K]"}
@@ -87,16 +88,14 @@ def _cases(causal: bool, masked: bool) -> tuple[Case, ...]:
 
 
 def _fitting(cases: tuple[Case, ...], rank: int, attributes: Mapping[str, AttributeSpec]) -> tuple[Case, ...]:
-    """With the axes and attributes that the fusion has."""
-    return tuple(
-        c.model_copy(
-            update={
-                "axes": FrozenDict({a: n for a, n in c.axes.items() if a in "BHQK"[4 - rank :]}),
-                "attributes": FrozenDict({k: v for k, v in c.attributes.items() if k in attributes}),
-            }
-        )
-        for c in cases
-    )
+    """With the axes and attributes that the fusion has; scaled each."""
+
+    def fitted(case: Case, scaling: str) -> Case:
+        own = {k: v for k, v in case.attributes.items() if k in attributes}
+        axes = {a: n for a, n in case.axes.items() if a in "BHQK"[4 - rank :]}
+        return case.model_copy(update={"axes": FrozenDict(axes), "attributes": FrozenDict({**own, "scaling": scaling})})
+
+    return tuple(fitted(case, "Div" if i % 3 == 2 else "Mul") for i, case in enumerate(cases))
 
 
 def _forward(words: str, summary: str, *, mask: str = "", causal: bool = False) -> FusionSpec:
@@ -125,6 +124,7 @@ def _forward(words: str, summary: str, *, mask: str = "", causal: bool = False) 
         outputs={"y": _SCORES[rank]},
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes={a: _AXES[a] for a in "BHQK"[4 - rank :]},
+        extents={a: _EXTENTS[a] for a in "BHQK"[4 - rank :]},
         attributes=attributes,
         # an additive mask may want a gradient itself, which those of the operators give
         backward=None if mask == "bias" else Backward(fusion=f"attention.{words}_backward"),
@@ -161,6 +161,7 @@ def _backward(words: str, summary: str, *, mask: str = "", causal: bool = False,
         outputs={"dx": _SCORES[rank]},
         dtypes={"T": ("float16", "bfloat16", "float32")},
         axes={a: _AXES[a] for a in "BHQK"[4 - rank :]},
+        extents={a: _EXTENTS[a] for a in "BHQK"[4 - rank :]},
         attributes=attributes,
         constraints=("0 <= p and p <= 1",) if dropout else (),
         cases=_fitting(cases, rank, attributes),
