@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config
-from torch._inductor.utils import fresh_cache
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
@@ -54,6 +57,29 @@ def test_both_directions_are_matched_and_cached_with_their_calls(compiled: Any, 
         assert hits == 2 * turn, "forward and backward, the second time"
         assert not counters["aot_autograd"]["autograd_cache_hit"]
     assert torch._functorch.config.enable_autograd_cache
+
+
+def test_maps_that_inductor_moves_to_channels_last_reach_fused_calls_as_they_are(compiled: Any, reports: Any) -> None:
+    """In both directions: what a convolution gives is what the call takes, and what it gives the next one takes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, bias=False)
+    )
+    reference, x = copy.deepcopy(model), torch.randn(2, 8, 8, 8)
+    weights = [model[0].weight, model[1].weight, model[3].weight]
+    with config.patch(force_layout_optimization=True):
+        step = compiled(model, inner="inductor")
+        found, code = run_and_get_code(lambda: torch.autograd.grad(step(x).square().sum(), weights))
+    same(step(x), reference(x))
+    expected = torch.autograd.grad(reference(x).square().sum(), [reference[i].weight for i in (0, 1, 3)])
+    for mine, other in zip(found, expected, strict=True):
+        same(mine, other, 1e-4)
+    assert fused(reports) == ["norm.batchnorm_relu"]
+    forward, backward = code
+    (called,) = re.findall(r"batchnorm_relu\.default\((buf\d+)", forward)
+    assert f"{called} = extern_kernels.convolution(" in forward
+    gradient, saved = re.search(r"batchnorm_relu_backward\.default\((\w+), (\w+)", backward).groups()  # type: ignore[union-attr]
+    assert saved == "convolution" and re.search(rf"assert_\w+\({gradient}, [^\n]*convolution_backward", backward)
 
 
 def test_passes_of_the_user_run_and_keep_their_place(compiled: Any) -> None:

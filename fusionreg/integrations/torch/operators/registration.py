@@ -32,8 +32,7 @@ from .schema import NAMESPACE, digest, operator_name, schema
 if TYPE_CHECKING:
     from fusionreg.api import Registry
 
-#: Functional, and traceable; Inductor is to keep the strides that it traced, since those of outputs follow from them.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_TRACEABLE = torch.Tag.pt2_compliant_tag
 
 _DEVICES = ("CPU", "CUDA")
 
@@ -88,7 +87,7 @@ class Operators:
         with self._lock:
             if not hasattr(getattr(torch.ops, NAMESPACE), "rng"):
                 library = Library(NAMESPACE, "FRAGMENT")
-                library.define(_RNG, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded))
+                library.define(_RNG, tags=(_TRACEABLE, torch.Tag.nondeterministic_seeded))
                 for key in _DEVICES:
                     library.impl("rng", _draw, key)
                 library.impl("rng", fallthrough_kernel, "Autograd")
@@ -150,7 +149,7 @@ class Operators:
             )  # fmt: skip
         library = Library(NAMESPACE, "FRAGMENT")
         name = _free_name(entry)
-        library.define(f"{name}{schema(entry)}", tags=_TAGS)
+        library.define(f"{name}{schema(entry)}", tags=(_TRACEABLE, _layout(entry)))
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
         run, fusion, found = self.registry.runtime.run, entry.name, self._gradients(entry)
 
@@ -167,6 +166,12 @@ class Operators:
             library.impl(name, autocast.rule(op, entry, device), key)
         _keep(op, library)
         return op
+
+
+def _layout(entry: FusionEntry) -> torch.Tag:
+    """What Inductor may do with the layouts of operands. Where results lie as an operand does, any are good: maps that
+    it moves to channels last stay so. Else those that it traced, which whoever makes an operand writes it in."""
+    return torch.Tag.flexible_layout if entry.spec.layouts else torch.Tag.needs_exact_strides
 
 
 def _free_name(entry: FusionEntry) -> str:
