@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice, product
 from math import isnan
 from pathlib import Path
@@ -57,7 +57,7 @@ def check_kernel(
         return None, problems.found
     if library is None:
         _check_read(problems, spec, parsed, text)
-    _check_reachable(problems, spec, fusion, targets)
+    problems.found += _unreached(_Asked(problems.plugin, spec, fusion, targets))
     if problems.found:
         return None, problems.found
     assert root is not None and (template is None) == (library is not None)
@@ -270,6 +270,31 @@ def _check_read(problems: Problems, spec: KernelSpec, parsed: _Expressions, text
             "programmatic", "the template never calls fr::grid_dependency_wait()",
             'the call before the first access to a tensor, from {{ include("programmatic.cuh") }}',
         )  # fmt: skip
+
+
+class _Asked:
+    """A kernel of which it is asked what problems it can run; equal where everything is that the answer depends on."""
+
+    def __init__(self, plugin: str, spec: KernelSpec, fusion: FusionEntry, targets: tuple[Target, ...]) -> None:
+        self.plugin, self.spec, self.fusion, self.targets = plugin, spec, fusion, targets
+        own = (spec.name, spec.requires, spec.valid, spec.params, spec.constants, spec.block)
+        attributes = [(name, a.type, a.choices) for name, a in fusion.spec.attributes.items()]
+        of_fusion = (fusion.name, fusion.spec.constraints, fusion.spec.dtypes, fusion.choices, attributes, fusion.axes)
+        self._key = repr((plugin, own, of_fusion, [t.name for t in targets]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@lru_cache(maxsize=1024)
+def _unreached(asked: _Asked) -> tuple[SpecError, ...]:
+    """What :func:`_check_reachable` finds, found once: a process may load the same plugins many times."""
+    problems = Problems(asked.plugin, asked.fusion.name, asked.spec.name)
+    _check_reachable(problems, asked.spec, asked.fusion, asked.targets)
+    return tuple(problems.found)
 
 
 def _check_reachable(problems: Problems, spec: KernelSpec, fusion: FusionEntry, targets: tuple[Target, ...]) -> None:
