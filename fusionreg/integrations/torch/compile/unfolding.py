@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from fusionreg.core.errors import FusionregError
 from fusionreg.core.ir import Graph
-from fusionreg.core.pattern.instantiate import instantiate
 from fusionreg.core.registry.entries import FusionEntry
 
 from ..convert import bind_results
 from ..emitter import Emitter, V
+from ..operators.chains import operators_of
 from ..program import Call, Program, Ref
 
 
@@ -23,26 +22,13 @@ def unfold(e: Emitter, call: Call, program: Program, entry: FusionEntry) -> bool
     made = len(e.nodes)
     e.call, e.metas = call, tuple(program.metas.get(o) for o in call.outputs)
     try:
-        values = _emit(e, _graph(e, entry, tensors, given), tensors)
+        types, shapes = {n: v.dtype for n, v in tensors.items()}, {n: v.shape for n, v in tensors.items()}
+        values = _emit(e, operators_of(entry, e.ops, types, shapes, given), tensors)
         bind_results(e, call, [values[o] for o in entry.outputs])
     except FusionregError:
         del e.nodes[made:]
         return False
     return True
-
-
-def _graph(e: Emitter, entry: FusionEntry, tensors: Mapping[str, V], keywords: Mapping[str, Any]) -> Graph:
-    spec, said = entry.spec, {k: v for k, v in keywords.items() if v is not None}
-    dtypes = {k: v[0] for k, v in spec.dtypes.items() if len(v) == 1}
-    dtypes |= {entry.inputs[n].dtype: v.dtype for n, v in tensors.items()}
-    return instantiate(
-        entry.patterns[0], spec, ops=e.ops,
-        dtypes=dtypes | {k: v for k, v in said.items() if k in spec.dtypes},
-        shapes={n: v.shape for n, v in tensors.items()},
-        choices={k: v for k, v in said.items() if k in entry.choices},
-        attributes={k: v for k, v in said.items() if k in spec.attributes},
-        absent=[n for n in entry.inputs if n not in tensors],
-    )  # fmt: skip
 
 
 def _emit(e: Emitter, graph: Graph, tensors: Mapping[str, V]) -> Mapping[str, V]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fusionreg.core.errors import FusionregError
+from fusionreg.core.ir import Graph
 from fusionreg.core.ops import Vocabulary
 from fusionreg.core.pattern.instantiate import instantiate
 from fusionreg.core.registry.entries import FusionEntry
@@ -64,24 +65,41 @@ class Chains:
         wanted: Collection[str],
     ) -> Chain | str:
         """The chain of a call with inputs of these dtypes and shapes, or why there is none."""
-        entry, spec = self.entry, self.entry.spec
-        variables = {entry.inputs[n].dtype: d for n, d in dtypes.items()}
-        variables |= {k: v for k, v in keywords.items() if k in spec.dtypes and v is not None}
-        variables |= {k: v[0] for k, v in spec.dtypes.items() if k not in variables and len(v) == 1}
         try:
-            graph = instantiate(
-                entry.patterns[0], spec, ops=self.ops, dtypes=variables,
-                shapes={n: tuple(s) for n, s in shapes.items()},
-                choices={k: v for k, v in keywords.items() if k in entry.choices and v is not None},
-                attributes={k: v for k, v in keywords.items() if k in spec.attributes and v is not None},
-                absent=[n for n in entry.inputs if n not in shapes],
-            )  # fmt: skip
+            graph = operators_of(self.entry, self.ops, dtypes, shapes, keywords)
         except FusionregError as error:
             return str(error)
         if any(v.shape is None or None in v.shape for v in graph.values.values()):
             return "extents between its operators are not known when it is compiled"
         chain = Chain(graph, wanted, self.ops)
         return chain.refusal or chain
+
+
+def operators_of(
+    entry: FusionEntry,
+    ops: Vocabulary,
+    dtypes: Mapping[str, str],
+    shapes: Mapping[str, Sequence[Any]],
+    keywords: Mapping[str, Any],
+) -> Graph:
+    """What a fused call stands for: its pattern as a graph; :class:`FusionregError` where there is none of the call.
+
+    Args:
+        entry: the fusion.
+        ops: the vocabulary.
+        dtypes, shapes: of its inputs, by name; others are absent.
+        keywords: attributes, choices and dtypes of the call, by name; None counts as not given.
+    """
+    spec, said = entry.spec, {k: v for k, v in keywords.items() if v is not None}
+    variables = {k: v[0] for k, v in spec.dtypes.items() if len(v) == 1}
+    variables |= {entry.inputs[n].dtype: d for n, d in dtypes.items()}
+    return instantiate(
+        entry.patterns[0], spec, ops=ops, dtypes=variables | {k: v for k, v in said.items() if k in spec.dtypes},
+        shapes={n: tuple(s) for n, s in shapes.items()},
+        choices={k: v for k, v in said.items() if k in entry.choices},
+        attributes={k: v for k, v in said.items() if k in spec.attributes},
+        absent=[n for n in entry.inputs if n not in shapes],
+    )  # fmt: skip
 
 
 def _extent(extent: Any, known: dict[str, Any]) -> int | str:
@@ -101,4 +119,4 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, torch.SymFloat) else value
 
 
-__all__ = ["Chains"]
+__all__ = ["Chains", "operators_of"]
