@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from catalogs import shipped
 
 from fusionreg.core.conformance import run
 from fusionreg.core.conformance.cases import parameters
@@ -21,12 +22,11 @@ from fusionreg.core.errors import FusionregError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ops import default_vocabulary, numpy_backend
 from fusionreg.core.proof.report import Status
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 from fusionreg.core.simulator import Checks
 
 F16, F32 = np.dtype("float16"), np.dtype("float32")
-CATALOG = registry.load(allow=("norm",))
+CATALOG = shipped("norm")
 SWISH, DROPPED = "norm.groupnorm_swish", "norm.groupnorm_swish_dropout"
 OPS, NUMPY = default_vocabulary(), numpy_backend()
 LAST = ("last_cluster", "last_stream", "last_tiles", "last_grid")
@@ -239,7 +239,8 @@ FAULTS = {
     "blocks_do_not_wait": ("cluster", {"SPREAD": 2}, "barrier_wait(&told.bar, round);", ""),
     "own_moments_alone": ("cluster", {"SPREAD": 2}, "told.pairs[round][e]", "told.pairs[round][e % WARPS]"),
     "channels_last_does_not_wait": ("last_cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
-    "next_part_too_early": ("stream", {"TEAMS": 2}, "__syncthreads();  // all have", "// all have"),
+    "channels_too_early": ("stream", {"TEAMS": 1}, "if (round >= 2) fr::mbarrier_wait", "if (false) fr::mbarrier_wait"),
+    "not_yet_loaded": ("stream", {"TEAMS": 2}, "fr::mbarrier_wait(full + at.slot, at.parity);\n        if", "if"),
     "tiles_of_a_cluster": ("last_tiles", {"SPREAD": 2, "SLICE": 1}, "barrier_wait(&told.bar, round);", ""),
     "tiles_of_a_grid": ("last_grid", {"SLICE": 2}, "__syncthreads();  // the", "// the"),
     "table_of_the_round_before": ("last_stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),

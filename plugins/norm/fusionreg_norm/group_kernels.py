@@ -7,8 +7,6 @@ from typing import Any
 
 from fusionreg.core.spec import KernelSpec
 
-from .pending import REASON
-
 #: Bytes of a group, and whether 16-byte accesses reach all of it.
 BYTES = "C // groups * S * bits(T) // 8"
 WHOLE = "C // groups * S * bits(T) % 128 == 0 and aligned(x, 16) and aligned(y, 16)"
@@ -51,7 +49,6 @@ def kernels(dropout: bool, swish: bool = True) -> tuple[KernelSpec, ...]:
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"),
         ),
         _stream(flags),
-        _ring(flags),
         _tiles(
             "last_tiles", "SPREAD", "channels last: some groups in the registers of a cluster, read once", flags,
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"),
@@ -96,46 +93,18 @@ TEAM_COUNTS = {"TEAMS": (1, 2, 4, 8, 16, 32)}
 
 
 def _stream(flags: Mapping[str, str]) -> KernelSpec:
-    """Group after group in the shared memory of teams of blocks, two of which share a multiprocessor."""
-    blocks = TEAM.format("multiprocessors * 2", BYTES)
-    memory = f"ceildiv({BYTES}, {blocks} * 16) * 16 + C // groups * 16"
-    return KernelSpec(
-        name="stream",
-        template="group_forward_stream.cu.j2",
-        regions=("y",),
-        summary="teams of blocks, each with a group in its shared memory, read once, as the one before leaves",
-        targets=LARGE,
-        requires=(WHOLE, FEW, "C // groups * S < 2147483648"),
-        params={"WHOLE": (1, 0), **TEAM_COUNTS, "THREADS": (256,)},
-        valid=("WHOLE == 0 or S * bits(T) % 128 == 0", TEAMS.format("N * groups", 2, memory)),
-        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "TURN": "4", "EARLY": "0"},
-        grid=f"TEAMS * {blocks}",
-        block="THREADS",
-        shared_memory=memory,
-        cooperative=True,
-        min_blocks=2,
-        workspace=f"N * groups * {blocks} * 8",
-        estimate=_rounds("N * groups", BYTES, "3.4e12"),
-    )
-
-
-def _ring(flags: Mapping[str, str]) -> KernelSpec:
     """Group after group through rings in shared memory, one to a multiprocessor: loads run ahead of statistics."""
     blocks = TEAM.format("multiprocessors", BYTES)
     part = f"ceildiv(ceildiv({BYTES}, 16), {blocks})"
     stage = "(TURN * (THREADS - 64 - LOOKERS))"
     return KernelSpec(
-        name="ring",
-        template="group_forward_ring.cu.j2",
-        pending=REASON,
+        name="stream",
+        template="group_forward_stream.cu.j2",
         regions=("y",),
         summary="teams of blocks, each with rings of stages in its shared memory, loads always under way, read once",
         targets=LARGE,
         requires=(WHOLE, FEW, "C // groups * S < 2147483648 and N * groups < 2147483648", "C // groups <= 320"),
-        params={
-            "WHOLE": (1, 0), "TEAMS": (1, 2, 4, 8, 16, 32, 64, 128), "LOOKERS": (128,), "TURN": (2, 4, 1),
-            "THREADS": (640, 512, 768),
-        },
+        params={"WHOLE": (1, 0), **TEAM_COUNTS, "TURN": (2,), "LOOKERS": (128,), "THREADS": (640,)},
         valid=(
             "WHOLE == 0 or S * bits(T) % 128 == 0",
             f"TEAMS <= N * groups and TEAMS * {blocks} <= multiprocessors",
@@ -151,7 +120,7 @@ def _ring(flags: Mapping[str, str]) -> KernelSpec:
         cooperative=True,
         min_blocks=1,
         workspace=f"N * groups * {blocks} * 8",
-        estimate=_rounds("N * groups", BYTES, "3.6e12"),
+        estimate=f"1.2e-5 + TEAMS * 1e-5 + (2 * ceildiv(N * groups, TEAMS) + 1) * TEAMS * {BYTES} / 3.4e12",
     )  # fmt: skip
 
 
@@ -203,7 +172,7 @@ def _last(
         template="group_forward_last.cu.j2",
         summary=summary,
         targets=LARGE if grid else "sm_90+",
-        programmatic=not grid,
+        programmatic=True,
         strides=("x", "y"),
         requires=(LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW),
         params={"SLICE": (1, 2, 4, 8, 16, 32), **params, "THREADS": (320,)},

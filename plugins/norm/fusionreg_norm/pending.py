@@ -9,7 +9,8 @@ REASON = "no GPU has run all its cases as it now is"
 #: Fusion → kernels without evidence from a GPU.
 UNPROVEN: dict[str, tuple[str, ...]] = {
     "norm.gelu_dropout_layernorm_unbiased": ("rows",),
-    "norm.groupnorm_swish_dropout": ("cluster",),
+    "norm.groupnorm_swish": ("stream",),
+    "norm.groupnorm_swish_dropout": ("cluster", "stream"),
     "norm.dropout_residual_layernorm_backward": ("columns", "strided", "spread"),
     "norm.gelu_dropout_layernorm_backward": ("packed", "strided", "spread"),
     "norm.layernorm_backward": ("columns", "strided", "spread"),
