@@ -8,9 +8,8 @@ from fusionreg.core.spec import KernelSpec, TensorMap
 
 #: Bytes of a stage: 128 of k, of BM rows of x and BN columns of w, and two barriers; of y, two times 16 rows to a warp.
 _STAGE, _OUT = "((BM + BN) * 128 + 16)", "8 * 2 * 16 * COLUMNS * 2"
-#: FLOP/s of one multiprocessor, by operands.
-_WIDE = "6e12 if BN > 192 else 5.6e12 if BN > 128 else 5e12 if BN > 64 else 3e12"
-_NARROW = "9e12 if BN > 128 else 8e12 if BN > 64 else 5e12"
+#: Seconds of a stage on an H200, all of whose multiprocessors multiply: by the tensor cores, by what the L2 cache gives.
+_STEP = "max(8e-8 + BN * 2.28e-9, (BM + BN // CLUSTER) * 1.65e-9)"
 
 
 def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str, ...] = ("w",)) -> KernelSpec:
@@ -46,7 +45,7 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
             "BM": (128,),
             "BN": (192, 128, 64) if narrow else (256, 128) if gated else (256, 224, 192, 160, 128, 64),
             "CLUSTER": (2, 1),
-            "SPLIT": (1,) if gated else (1, 2, 4),  # blocks that have a tile together
+            "SPLIT": (1,) if gated else (1, 2),  # blocks that have a tile together
             "XT": (0,) if narrow else (0, 1),  # whether columns of x are contiguous: of 16-bit operands either may be
         },
         valid=(
@@ -61,7 +60,7 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
             "OWN": f"{width} // SPLIT",  # columns of a tile that a block finishes
             "COLUMNS": "32 if OWN % 64 else 64",  # those that a warp stores at a time
             "STAGES": f"min(8, (232448 - {_OUT}) // {_STAGE})",
-            "LEAD": "2", "GROUP": "8", **constants,
+            **constants,
         },
         tensor_maps=(
             TensorMap(
@@ -86,6 +85,7 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
         min_blocks=1,
         shared_memory=f"STAGES * {_STAGE} + {_OUT}",
         pending="no GPU has run it yet",
-        estimate=f"4e-6 + ceildiv({tiles} * SPLIT, multiprocessors // CLUSTER)"
-        f" * (BM * BN * ceildiv(K, SPLIT) * 2 / ({_NARROW if narrow else _WIDE}) + (1e-6 if SPLIT == 1 else 2e-6))",
+        estimate=f"5e-6 + max(((M + N * {len(weights)}) * K * {128 // run} + M * N * 2) / 4.3e12,"
+        f" ceildiv({tiles}, multiprocessors // (CLUSTER * SPLIT)) * (ceildiv(K, {run} * SPLIT) * {_STEP}"
+        f" + {width} // SPLIT * 1.6e-8 + (SPLIT - 1) * 2e-6))",
     )  # fmt: skip
