@@ -8,7 +8,7 @@ from fusionreg.core.spec import KernelSpec, TensorMap
 
 #: Bytes of a stage: 128 of k, of BM rows of x and BN columns of w, and two barriers; of y, two times 16 rows to a warp.
 _STAGE, _OUT = "((BM + BN) * 128 + 16)", "8 * 2 * 16 * COLUMNS * 2"
-#: Seconds of a stage on an H200, all of whose multiprocessors multiply: by the tensor cores, by what the L2 cache gives.
+#: Seconds of a stage on a busy H200: what the tensor cores take, and what the L2 cache does to bring it.
 _STEP = "max(8e-8 + BN * 2.28e-9, (BM + BN // CLUSTER) * 1.65e-9)"
 
 
