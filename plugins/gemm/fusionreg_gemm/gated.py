@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusionreg.core.spec import Case, FusionSpec, KernelSpec
+from fusionreg.core.spec import Case, FusionSpec, KernelSpec, Tolerance
 
 from .dense import TRANSPOSED
 from .wgmma_kernels import wgmma
@@ -47,6 +47,14 @@ FUSIONS = (
                 axes={"M": 3, "K": 8, "N": 16},
                 values={"x": "256", "gate": "-1e-3", "up": "64"},
                 summary="x @ up is no fp16 number, its product with the gate is",
+            ),
+        ),
+        tolerances=(
+            Tolerance(
+                dtype="float16",
+                ulp=0.0,
+                inputs=1.0,
+                reason="the gate is a sum of few huge terms where x saturates, and its error is multiplied by x @ up",
             ),
         ),
         workloads=gated(),
