@@ -12,7 +12,7 @@ from fusionreg.core.registry.library_calls import LibraryCall
 from fusionreg.core.spec import FusionSpec, KernelSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import cublaslt, dense, gated, lora, quantized
+from . import cublaslt, cublaslt_kernels, dense, gated, lora, quantized
 
 
 @hookimpl
@@ -22,7 +22,7 @@ def register_fusions() -> Sequence[FusionSpec]:
 
 @hookimpl
 def register_kernels() -> Sequence[KernelSpec]:
-    return cublaslt.KERNELS
+    return cublaslt_kernels.KERNELS
 
 
 @hookimpl

@@ -19,7 +19,6 @@ from typing import Any
 from fusionreg.core.errors import MissingDependencyError, UnsupportedError
 from fusionreg.core.problem import Problem, Tensor
 from fusionreg.core.registry.library_calls import LibraryCall, PreparedCall
-from fusionreg.core.spec import KernelSpec
 
 from . import cublaslt_library as lt
 
@@ -169,35 +168,3 @@ class Product:
 def _leading(tensor: Tensor, rows: int) -> int:
     """Elements from one column to the next of what is row-major to us; that of a single row says nothing."""
     return max(rows, tensor.strides[0]) if tensor.shape[0] > 1 else rows
-
-
-def _kernel(fusion: str, *requires: str) -> KernelSpec:
-    return KernelSpec(
-        name="cublaslt",
-        fusion=fusion,
-        library=CublasLtMatmul.name,
-        summary="NVIDIA's cuBLASLt, with what its epilogues know of the fusion",
-        requires=(
-            "K > 0",
-            "stride(x, 1) == 1 and (M == 1 or stride(x, 0) >= K)",
-            "stride(w, 1) == 1 and (shape(w, 0) == 1 or stride(w, 0) >= shape(w, 1))",
-            *requires,
-        ),
-        strides=("x", "w"),
-        workspace=str(WORKSPACE),
-        pending="no GPU has run it yet",
-    )
-
-
-_GELU = 'activation == "gelu_tanh" and T == "float16"'
-_PLAIN = 'activation in ("none", "Relu")'
-_CHOICE = f"{_PLAIN} or {_GELU}"
-_BIAS = "form(bias) == 1 and aligned(bias, 16)"  # a vector along N
-_SCALE = 'T == "float32" and form(scale) == 0'
-
-KERNELS = (
-    _kernel("gemm.activation", f'activation == "Relu" or {_GELU}'),
-    _kernel("gemm.bias", _CHOICE, _BIAS),
-    _kernel("gemm.scale", _PLAIN, _SCALE),
-    _kernel("gemm.scale_bias", _PLAIN, _SCALE, _BIAS),
-)

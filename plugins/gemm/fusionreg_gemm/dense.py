@@ -9,9 +9,9 @@ the attribute: a weight in the other layout is an error and never a silently tra
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Region
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Region, Tolerance
 
-from .dense_kernels import UNSEEN, batched, kernels
+from .dense_kernels import batched, kernels
 from .workloads import workloads
 
 ACTIVATIONS = 'any_of(Relu, Gelu, Sigmoid, Tanh, Swish, "activation", gelu_tanh=Gelu(approximate="tanh"))'
@@ -197,7 +197,7 @@ MATMUL = FusionSpec(
     constraints=_SHAPES,
     cases=_CASES,
     regions=_regions(""),
-    kernels=kernels(_BARE, UNSEEN),
+    kernels=kernels(_BARE),
     tags=("S7", "inference", "gemm"),
 )
 BATCHED = FusionSpec(
@@ -209,10 +209,17 @@ BATCHED = FusionSpec(
     outputs={"y": "T[... B M N]"},
     dtypes={"T": ("float16", "bfloat16", "float32")},
     axes={"B": "products, leading axes folded in", "M": "rows of x", "K": "summed over", "N": "output channels"},
-    extents={"B": 3},
+    extents={"B": 3, "M": 24, "K": 40, "N": 48},
     attributes={"transB": TRANSPOSED},
     autocast="lower",
     constraints=_SHAPES,
+    tolerances=(
+        Tolerance(
+            dtype="float32",
+            ulp=2.0,
+            reason="sums of subnormal numbers, whose rounding the chain may hit by luck in a whole row of equal ones",
+        ),
+    ),
     regions=_regions("B "),
     kernels=batched(_BARE),
     tags=("inference", "gemm"),

@@ -8,7 +8,7 @@ from .skinny_kernels import skinny
 from .wgmma_kernels import wgmma
 
 #: Of kernels without evidence.
-UNSEEN = "no GPU has run it yet"
+_UNSEEN = "no GPU has run it yet"
 
 #: Tiles of the problem, and FLOPs of one.
 _TILES, _WORK = "ceildiv(M, BM) * ceildiv(N, BN)", "BM * BN * K * 2"
@@ -35,7 +35,6 @@ def _plain(constants: dict[str, str], pending: str = "", batched: bool = False) 
         name="plain",
         template="plain.cu.j2",
         regions="y",
-        slots_pending=UNSEEN,
         summary="fp32 FMA over shared-memory tiles: any shape, alignment and row or column stride",
         strides=("x", "w"),
         params={"BM": (64,), "BN": (64,), "BK": (16,)},
@@ -53,7 +52,6 @@ def _tensor_core(constants: dict[str, str], pending: str = "", batched: bool = F
         name="tensor_core",
         template="tensor_core.cu.j2",
         regions="y",
-        slots_pending=UNSEEN,
         summary="mma.sync m16n8k16 fed by cp.async; rows of x and w are whole 16-byte chunks",
         requires=(
             'T in ("float16", "bfloat16")',
@@ -87,12 +85,11 @@ def _tensor_core(constants: dict[str, str], pending: str = "", batched: bool = F
     )
 
 
-def kernels(constants: dict[str, str], pending: str = "") -> tuple[KernelSpec, ...]:
-    """All of them, for a fusion whose epilogue has these ``constants``; ``pending``: why none is to be chosen yet."""
-    portable = (_tensor_core(constants, pending), _plain(constants, pending))
-    return (wgmma(constants), *portable, skinny(constants, weight="T"))
+def kernels(constants: dict[str, str]) -> tuple[KernelSpec, ...]:
+    """All of them, for a fusion whose epilogue has these ``constants``."""
+    return (wgmma(constants), _tensor_core(constants), _plain(constants), skinny(constants, weight="T"))
 
 
 def batched(constants: dict[str, str]) -> tuple[KernelSpec, ...]:
     """Those that compute many products in a launch, each of a weight of its own."""
-    return _tensor_core(constants, UNSEEN, batched=True), _plain(constants, UNSEEN, batched=True)
+    return _tensor_core(constants, _UNSEEN, batched=True), _plain(constants, _UNSEEN, batched=True)

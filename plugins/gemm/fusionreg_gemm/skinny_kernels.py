@@ -64,7 +64,6 @@ def skinny(constants: Mapping[str, str], weight: str, x: str = "T") -> KernelSpe
         cluster="SPLIT",
         shared_memory=_SHARED,
         min_blocks=2,
-        pending="no GPU has run it yet",
         estimate=_ESTIMATE.format(**sizes),
     )
 
@@ -85,7 +84,6 @@ def general(constants: Mapping[str, str], weight: str, x: str = "T") -> KernelSp
         grid="ceildiv(N, BN) * ceildiv(M, BM)",
         block=_THREADS,
         shared_memory=_SHARED,
-        pending="no GPU has run it yet",
         estimate="3e-6 + 2 * align(M, BM) * align(N, 128) * K / min(2e13, 2e11 * ceildiv(N, 128) * ceildiv(M, BM))",
     )  # fmt: skip
 
