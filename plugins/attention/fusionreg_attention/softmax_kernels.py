@@ -61,52 +61,61 @@ def kernels(
     )
     seconds = f"{traffic} * {rows} * K * bits(T) / 8"
 
+    grid = {2: (), 3: ("1 if FLAT else H",), 4: ("1 if FLAT else H", "1 if FLAT else B")}[rank]
+    matrices = {2: (), 3: ("FLAT or H <= 65535",), 4: ("FLAT or H <= 65535 and B <= 65535",)}[rank]
+
     def held(
-        name: str, summary: str, most: int, params: Mapping[str, Any], valid: Sequence[str], **fields: Any
-    ) -> KernelSpec:
+        name: str, summary: str, most: int, params: Mapping[str, Any], valid: Sequence[str], threads: str,
+        estimate: str, **fields: Any,
+    ) -> KernelSpec:  # fmt: skip
+        groups = f"({threads} // LANES)"
         return KernelSpec(
             name=name,
             template=f"softmax_{template}.cu.j2",
             summary=summary,
             strides=tuple(masks),
             requires=(*requires, f"K <= {most}"),
-            params={"VEC": (8, 4, 1), **params},
-            valid=(*whole, "K <= LANES * SPREAD * VALUES", *valid),
-            grid=f"ceildiv({rows}, THREADS // LANES * ROWS) * SPREAD",
-            block="THREADS",
+            params={"VEC": (8, 4, 1), "FLAT": (1,) if rank == 2 else (0, 1), **params},
+            valid=(
+                *whole,
+                *matrices,
+                *(() if rank == 2 else (f"FLAT == (0 if Q % {groups} == 0 or Q >= 8 * {groups} else 1)",)),
+                "K <= LANES * SPREAD * VALUES", *valid,
+            ),
+            constants={**constants, "THREADS": threads},
+            grid=(f"ceildiv({rows} if FLAT else Q, {groups}) * SPREAD", *grid),
+            block=threads,
+            estimate=f"{estimate} + {seconds} / {speed}",
             pending=UNSEEN,
             **fields,
-        )
+        )  # fmt: skip
 
     speed = "(4e12 if VEC > 1 else 8e11)"
     return (
         held(
-            "rows", "rows in the registers of a warp or a part of it, read once, the next one under way", WARP,
-            {"LANES": (8, 16, 32), "VALUES": (8, 16, 32, 64), "SPREAD": (1,), "ROWS": (4, 1)},
-            (
-                "VALUES == 8 or LANES == 32",
-                "LANES * VALUES == 64 or 2 * K > LANES * VALUES",
-                f"ROWS == (4 if VALUES <= 32 and {rows} * LANES >= 512 * 8 * multiprocessors else 1)",
-            ),
-            constants={**constants, "THREADS": "128"},
-            estimate=f"3e-6 + {seconds} / {speed}",
+            "rows", "rows in the registers of a warp or a part of it, read once", WARP,
+            {"LANES": (8, 16, 32), "VALUES": (8, 16, 32, 64), "SPREAD": (1,)},
+            ("VALUES == 8 or LANES == 32", "LANES * VALUES == 64 or 2 * K > LANES * VALUES"),
+            "128", "3e-6 + (VALUES == 64) * 1e-6",
         ),
         held(
             "block", "a row in the registers of a block, read once", BLOCK,
-            {"LANES": (128, 256, 512, 1024), "VALUES": (32, 16), "SPREAD": (1,), "ROWS": (1,)},
-            ("2 * K > LANES * VALUES or LANES == 128",),
-            constants={**constants, "THREADS": "LANES"},
-            estimate=f"3.5e-6 + {seconds} / {speed} + (VALUES == 16) * 1e-7",
+            {"LANES": (128, 256, 512, 1024), "VALUES": (16, 32), "SPREAD": (1,)},
+            ("LANES * VALUES == 2048 or 2 * K > LANES * VALUES",),
+            "LANES", "3.5e-6 + (LANES + 4 * VALUES) * 1e-9",
         ),
-        held(
+        *(() if rank == 4 else (held(
             "cluster", "a row in the registers of a cluster of blocks, read once", CLUSTER,
-            {"LANES": (128, 512, 1024), "VALUES": (32, 16), "SPREAD": (2, 4, 8), "ROWS": (1,)},
-            ("2 * K > LANES * VALUES * SPREAD or LANES * VALUES * SPREAD == 4096", "LANES > 128 or K <= 4096"),
+            {"LANES": (128, 256, 512, 1024), "VALUES": (16, 32), "SPREAD": (2, 4, 8)},
+            (
+                "LANES * VALUES * SPREAD == 4096 or 2 * K > LANES * VALUES * SPREAD",
+                "LANES > 128 or SPREAD == 2",
+                "LANES < 1024 or SPREAD == 8",
+            ),
+            "LANES", "4e-6 + (LANES + 4 * VALUES + 8 * SPREAD) * 1e-9",
             targets="sm_90+",
             cluster="SPREAD",
-            constants={**constants, "THREADS": "LANES"},
-            estimate=f"5e-6 + {seconds} / {speed} + SPREAD * 1e-7 + (VALUES == 16) * 1e-7 + (LANES == 1024) * 1e-7",
-        ),
+        ),)),
         KernelSpec(
             name="long",
             template=f"softmax_{template}_long.cu.j2",
@@ -115,10 +124,10 @@ def kernels(
             requires=requires,
             params={"VEC": (8, 4, 1), "THREADS": (512, 1024)},
             valid=whole,
-            constants=constants,
+            constants={**constants, "FLAT": "1", "SPREAD": "1"},
             grid=rows,
             block="THREADS",
             estimate=f"4e-6 + 1.6 * {seconds} / {speed} + (THREADS == 1024) * 1e-7",
             pending=UNSEEN,
         ),
-    )
+    )  # fmt: skip
