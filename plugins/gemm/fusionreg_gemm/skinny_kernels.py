@@ -33,11 +33,13 @@ _ALIGNED = (
 )
 
 _BLOCKS = "ceildiv(N, {bn}) * ceildiv(M, BM) * SPLIT"
-#: Seconds: a launch; the weight once for every BM rows, and x once for every BN channels (that from L2), at the rate
-#: that the blocks can draw (each 45 GB/s, all together 4.2 TB/s), or the products, if those take longer; waves.
+#: Seconds on an H200: a launch; the weight once for every BM rows, and x once for every BN channels (that from L2), at
+#: the rate that the blocks can draw, each and all together: 8-bit weights are converted, and more than 16 rows want
+#: more of shared memory than memory gives; waves.
 _ESTIMATE = (
-    "3e-6 + 2e-7 * log2(SPLIT) + max(N * K * {w} * ceildiv(M, BM) * (1 + 0.5 * {x} * BM / ({w} * {bn}))"
-    f" / min(4.2e12, 4.5e10 * {_BLOCKS}), 2 * align(M, BM) * N * K / 3e14)"
+    "3e-6 + 2e-7 * log2(SPLIT) + N * K * {w} * ceildiv(M, BM) * (1 + 0.5 * {x} * BM / ({w} * {bn}))"
+    " / min((4.2e12 if {w} == 2 else 3.3e12) if BM <= 16 else 2.4e12,"
+    f" (4.5e10 if BM <= 16 else 3.3e10 if BM == 32 else 2.1e10) * {_BLOCKS})"
     f" + 6e-7 * ceildiv({_BLOCKS}, 2 * multiprocessors)"
 )
 
