@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.compiler import compile_all
 from fusionreg.core.conformance import coverage
 from fusionreg.core.conformance.cases import base_axes
 from fusionreg.core.problem import combinations
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.render import render
 from fusionreg.core.targets import REGISTERS_SM, SHIPPED, STATIC_SHARED, accepts, target
 
 pytest.importorskip("cupy_backends", reason="CuPy brings the binding of NVRTC")
 
-CATALOG = registry.load(allow=("gemm",))
+CATALOG = shipped("gemm")
 #: Those of routed adapters have a module of their own.
 KERNELS = [
     (f, k.name) for f, e in CATALOG.fusions.items() for k in e.kernels if k.library is None and f != "gemm.lora_routed"

@@ -7,18 +7,18 @@ import subprocess
 from collections import Counter
 
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.bench import Subject
 from fusionreg.core.bench.counting import disassembler
 from fusionreg.core.compiler import compile_all
 from fusionreg.core.problem import combinations
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.render import render
 from fusionreg.core.targets import REGISTERS_SM, SHIPPED, STATIC_SHARED, accepts, target
 
 pytest.importorskip("cupy_backends", reason="CuPy brings the binding of NVRTC")
 
-CATALOG = registry.load(allow=("gemm",))
+CATALOG = shipped("gemm")
 ENTRY = CATALOG["gemm.lora_routed"]
 WORKLOAD = next(w for w in ENTRY.spec.workloads if w.name == "512x4096x4096-r16-32")
 

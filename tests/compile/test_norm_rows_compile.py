@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.bench import Subject
 from fusionreg.core.compiler import compile_source
@@ -10,11 +11,10 @@ from fusionreg.core.conformance.coverage import problem_of
 from fusionreg.core.conformance.trial import Trial
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.problem import combinations
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.render import render
 from fusionreg.core.targets import REGISTERS_SM, target
 
-CATALOG = registry.load(allow=("norm",))
+CATALOG = shipped("norm")
 ROWS = [
     (name, workload)
     for name, entry in CATALOG.fusions.items()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.compiler import compile_all
 from fusionreg.core.problem import Tensor, bind, combinations
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.render import render
 from fusionreg.core.targets import REGISTERS_SM, SHIPPED, STATIC_SHARED, target
 
@@ -17,7 +17,7 @@ SPILLS = 32
 #: Of ``ragged``, whose registers are capped: tiles under way pay for more than registers of programs of many operands.
 SPILLS_RAGGED = 512
 
-CATALOG = registry.load(allow=("pointwise",))
+CATALOG = shipped("pointwise")
 ENTRIES = CATALOG.entries(["pointwise.region"])
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.cache import Cache
 from fusionreg.core.conformance import run
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.registry import catalog as registry
 
 pytestmark = pytest.mark.gpu
 
-CATALOG = registry.load(allow=("gemm",))
+CATALOG = shipped("gemm")
 KERNELS = [(f, k.name) for f, e in CATALOG.fusions.items() for k in e.kernels]
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.errors import ArgumentError
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
 pytestmark = pytest.mark.gpu
 
-CATALOG = registry.load(allow=("gemm",))
+CATALOG = shipped("gemm")
 
 
 @pytest.fixture

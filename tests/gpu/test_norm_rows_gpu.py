@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.conformance import devices
 from fusionreg.core.conformance.execute import Job, execute, prepare
 from fusionreg.core.conformance.trial import Trial
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.registry import catalog as registry
 
 pytestmark = pytest.mark.gpu
 
-CATALOG = registry.load(allow=("norm",))
+CATALOG = shipped("norm")
 TEMPLATES = ("row_stream.cu.j2", "row_backward_stream.cu.j2")
 STREAMS = [f for f, e in CATALOG.fusions.items() for k in e.kernels if k.spec.template in TEMPLATES]
 #: Whole lanes and not, one warp to a row and many, shared memory filled to the end.

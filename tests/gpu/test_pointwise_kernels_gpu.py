@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import region_kit
+from catalogs import shipped
 
 from fusionreg.core.cache import Cache
 from fusionreg.core.conformance import run
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
 pytestmark = pytest.mark.gpu
 
-FAMILY = registry.load(allow=("pointwise",))
+FAMILY = shipped("pointwise")
 KERNELS = {"vector", "turns", "transposed", "ragged", "strided"}
 MEMBERS = [e.name for e in FAMILY.entries(["pointwise.region"])]
 BITS = "v0 = BitwiseXor(x, a)\ny = BitwiseNot(v0)"

@@ -10,14 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from catalogs import shipped
 
 from fusionreg.core.conformance import run, run_mutants
 from fusionreg.core.conformance.mutants import edit
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32")
-CATALOG = registry.load(allow=("norm",))
+CATALOG = shipped("norm")
 BATCH = sorted(name for name in CATALOG.fusions if name.startswith("norm.batchnorm_"))
 #: Kernels whose slots are those of the same kernels without the sum.
 SAME = [f"norm.batchnorm_add_relu{d}.gated/channels_last" for d in ("", "_backward")]

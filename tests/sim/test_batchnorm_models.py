@@ -8,10 +8,10 @@ import numpy as np
 import onnx_models
 import pytest
 import torch
+from catalogs import shipped
 from torch import nn
 
 from fusionreg.api import Registry
-from fusionreg.core.registry import catalog as registry
 from fusionreg.integrations.onnx.reference import run
 
 
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 @pytest.fixture
 def fusions():
-    return Registry(registry.load(allow=("norm",)), device="sim")
+    return Registry(shipped("norm"), device="sim")
 
 
 @pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format], ids=str)

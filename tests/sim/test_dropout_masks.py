@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.conformance.coverage import problem_of
 from fusionreg.core.conformance.execute import Job, prepare
@@ -13,11 +14,10 @@ from fusionreg.core.conformance.trial import Trial
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ops import default_vocabulary, numpy_backend
 from fusionreg.core.problem import combinations
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32")
-CATALOG = registry.load(allow=("norm",))
+CATALOG = shipped("norm")
 FORWARD, BACKWARD = "norm.dropout_residual_layernorm", "norm.dropout_residual_layernorm_backward"
 P, RNG = 0.3, np.array([-7, 1 << 35])
 SCALE = 65536 / (65536 - 19661)

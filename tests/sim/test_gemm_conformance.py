@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.cache import Cache
 from fusionreg.core.conformance import derive, run, run_mutants, run_one
@@ -14,11 +15,10 @@ from fusionreg.core.conformance.mutants import edit
 from fusionreg.core.conformance.simulated import SimExecutor
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.proof.report import Status
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime.launch import argument_values
 from fusionreg.core.simulator import Checks
 
-WHOLE = registry.load(allow=("gemm",))
+WHOLE = shipped("gemm")
 #: The fusions without what stands around them.
 CATALOG = replace(WHOLE, fusions=FrozenDict({f: replace(e, members=()) for f, e in WHOLE.fusions.items()}))
 #: Of the templates that serve whole products; the others have modules of their own. The epilogue of ``wgmma`` is

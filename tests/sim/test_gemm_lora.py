@@ -7,13 +7,13 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 from fusionreg.core.simulator import Checks
 
-CATALOG = registry.load(allow=("gemm",))
+CATALOG = shipped("gemm")
 FUSION = "gemm.lora_routed"
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.cache import Cache
 from fusionreg.core.conformance import derive, run, run_one
@@ -15,11 +16,10 @@ from fusionreg.core.conformance.mutants import changed
 from fusionreg.core.conformance.simulated import SimExecutor
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.proof.report import Status
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime.launch import argument_values
 from fusionreg.core.simulator import Checks
 
-CATALOG = registry.load(allow=("gemm",))
+CATALOG = shipped("gemm")
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.errors import ArgumentError
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import FallbackWarning, Runtime
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32")
@@ -20,7 +20,7 @@ ALL = pytest.mark.parametrize("kind", [F16, BF16, F32], ids=str)
 
 @pytest.fixture(scope="module")
 def catalog():
-    return registry.load(allow=("gemm",))
+    return shipped("gemm")
 
 
 @pytest.fixture(scope="module")

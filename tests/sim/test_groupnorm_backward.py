@@ -11,17 +11,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from catalogs import shipped
 
 from fusionreg.core.conformance import derive, executor_for, run, run_mutants, run_one
 from fusionreg.core.conformance.mutants import edit
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ops import default_vocabulary, numpy_backend
 from fusionreg.core.proof.report import Status
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32")
-CATALOG = registry.load(allow=("norm",))
+CATALOG = shipped("norm")
 WITH, WITHOUT = "norm.groupnorm_swish_dropout_backward", "norm.groupnorm_swish_backward"
 NAMES = [k.spec.name for k in CATALOG[WITH].kernels]
 DROPOUT = default_vocabulary()["fusionreg::Dropout"].meaning

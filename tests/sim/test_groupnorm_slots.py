@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from catalogs import shipped
 
 import fusionreg
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ops import numpy_backend
 from fusionreg.core.problem import Tensor, bind, select
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
-CATALOG = registry.load(allow=("norm",))
+CATALOG = shipped("norm")
 F = torch.nn.functional
 LAST = ("last_cluster", "last_stream", "last_tiles", "last_grid")
 FRONT = ("plain", "cluster", "last_cluster", "last_tiles")

@@ -6,16 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from catalogs import shipped
 
 from fusionreg import load_registry
 from fusionreg.core.conformance import run_mutants
 from fusionreg.core.conformance.mutants import edit
 from fusionreg.core.ops import default_vocabulary, numpy_backend
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32")
-CATALOG = registry.load(allow=("norm",))
+CATALOG = shipped("norm")
 
 
 @pytest.fixture

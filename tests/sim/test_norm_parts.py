@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.conformance.coverage import problem_of
 from fusionreg.core.conformance.execute import Job, execute, prepare
@@ -11,9 +12,8 @@ from fusionreg.core.conformance.simulated import SimExecutor
 from fusionreg.core.conformance.trial import Trial
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.problem import select
-from fusionreg.core.registry import catalog as registry
 
-CATALOG = registry.load(allow=("norm",))
+CATALOG = shipped("norm")
 BACKWARD = [
     (name, kernel.spec.name)
     for name, entry in CATALOG.fusions.items()

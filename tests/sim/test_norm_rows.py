@@ -9,17 +9,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from catalogs import shipped
 
 from fusionreg.core.conformance import run, run_mutants
 from fusionreg.core.conformance.mutants import edit
 from fusionreg.core.errors import FusionregError
 from fusionreg.core.ops import default_vocabulary, numpy_backend
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32")
 ALL = pytest.mark.parametrize("kind", [F16, BF16, F32], ids=str)
-CATALOG = registry.load(allow=("norm",))
+CATALOG = shipped("norm")
 ROWS = [
     name for name, entry in CATALOG.fusions.items() if any(k.spec.template.startswith("row_") for k in entry.kernels)
 ]

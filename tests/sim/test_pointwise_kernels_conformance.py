@@ -8,14 +8,14 @@ import numpy as np
 import plugin_kit
 import pytest
 import region_kit
+from catalogs import shipped
 
 from fusionreg.core.conformance import run, run_mutants
 from fusionreg.core.conformance.mutants import edit
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.runtime import Runtime
 from fusionreg.core.spec import FusionSpec, KernelSpec
 
-CATALOG = registry.load(allow=("pointwise",))
+CATALOG = shipped("pointwise")
 KERNELS = {"vector", "turns", "transposed", "ragged", "strided"}
 MEMBERS = [e.name for e in CATALOG.entries(["pointwise.region"])]
 

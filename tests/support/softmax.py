@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from catalogs import shipped
 
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.registry.catalog import Catalog
 
 
 def awake(*kernels: str) -> Catalog:
     """The family's softmax fusions; ``kernels``: only those of their kernels. None is pending."""
-    catalog = registry.load(allow=("attention",))
+    catalog = shipped("attention")
 
     def chosen(entry):
         return tuple(

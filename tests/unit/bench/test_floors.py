@@ -8,13 +8,13 @@ import statistics as stdlib
 import graphs as kit
 import plugin_kit
 import pytest
+from catalogs import shipped
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fusionreg.core.bench import Ceilings, Subject, spread
 from fusionreg.core.bench.floors import floor
 from fusionreg.core.errors import ArgumentError
-from fusionreg.core.registry.catalog import load
 from fusionreg.core.spec import Workload
 
 OPS = kit.vocabulary()
@@ -25,7 +25,7 @@ def gemm(m: int, n: int, k: int, **fields) -> Subject:
     fields.setdefault("forms", {"w": "T[N K]", "scale": "T[N]", "bias": "T[N]"})
     fields.setdefault("attributes", {"transB": 1, "activation": "Gelu"})
     workload = Workload(name="w", axes={"M": m, "N": n, "K": k}, dtypes={"T": "bfloat16"}, mode="b", **fields)
-    return Subject.of(load()["gemm.scale_bias"], workload, "sm_90a", OPS)
+    return Subject.of(shipped()["gemm.scale_bias"], workload, "sm_90a", OPS)
 
 
 def seconds(s: Subject, ceilings: Ceilings = H200) -> tuple[float, str]:

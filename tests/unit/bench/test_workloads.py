@@ -6,10 +6,10 @@ import json
 
 import plugin_kit
 import pytest
+from catalogs import shipped
 
 from fusionreg.core import describe
 from fusionreg.core.ops import default_vocabulary
-from fusionreg.core.registry.catalog import load
 from fusionreg.core.spec import Case, FusionSpec, Workload
 from fusionreg.core.validate.fusion import check_fusion
 
@@ -74,7 +74,7 @@ def test_show_lists_them(tmp_path) -> None:
 def test_the_gemm_rows() -> None:
     shapes = {
         (*(w.axes[a] for a in "MNK"), w.mode): w.goal
-        for w in load()["gemm.scale_bias"].spec.workloads
+        for w in shipped()["gemm.scale_bias"].spec.workloads
         if w.row == "S15"
     }
     product = "min(product, epilogue)"

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.conformance.compare import rounded
 from fusionreg.core.conformance.execute import Job, Outputs
 from fusionreg.core.conformance.reference import reference
 from fusionreg.core.dtypes import dtype
 from fusionreg.core.ops import default_vocabulary
-from fusionreg.core.registry import catalog as registry
 from fusionreg.core.render import KernelSource
 
 
@@ -53,7 +53,7 @@ class Fake:
 
 @pytest.fixture(scope="session")
 def catalog():
-    return registry.load(allow=("gemm",))
+    return shipped("gemm")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from catalogs import shipped
 
 from fusionreg.core.conformance import coverage, values
 from fusionreg.core.conformance.cases import base_axes, derive
@@ -13,7 +14,7 @@ from fusionreg.core.conformance.trial import LAYOUTS, arrange, describe
 from fusionreg.core.dtypes import dtype
 from fusionreg.core.errors import SpecError, UnknownNameError
 from fusionreg.core.problem import bind
-from fusionreg.core.registry.catalog import FusionEntry, load
+from fusionreg.core.registry.catalog import FusionEntry
 from fusionreg.core.spec import Case
 
 TARGET = "sm_90a"
@@ -65,7 +66,7 @@ def test_quick_compiles_few_units_and_the_family_covers_more_than_one_kernel_doe
 
 
 def test_quick_tries_each_kernel_of_a_fusion_on_every_edge_of_another_dtype():
-    for entry in load(allow=("gemm", "norm")).entries():
+    for entry in shipped("gemm", "norm").entries():
         edged, every = [], set()
         for kernel in entry.kernels:
             trials = derive(entry, kernel, TARGET, "quick")
@@ -82,7 +83,7 @@ def test_quick_tries_each_kernel_of_a_fusion_on_every_edge_of_another_dtype():
 
 def test_quick_reaches_beyond_one_pass_of_a_block():
     """Rows that a kernel walks in several steps, while others stay few."""
-    entry = load(allow=("gemm", "norm"))["norm.layernorm"]
+    entry = shipped("gemm", "norm")["norm.layernorm"]
     for kernel in entry.kernels:
         trials = derive(entry, kernel, TARGET, "quick")
         assert {(3, 520), (8, 33)} <= {(t.axes["M"], t.axes["N"]) for t in trials}

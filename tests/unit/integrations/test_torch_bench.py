@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 
 import graphs as kit  # noqa: E402
 import plugin_kit  # noqa: E402
+from catalogs import shipped  # noqa: E402
 
 from fusionreg.benching import bench  # noqa: E402
 from fusionreg.core.bench import Subject  # noqa: E402
 from fusionreg.core.errors import MissingDependencyError, UnknownNameError  # noqa: E402
 from fusionreg.core.frozen import FrozenDict  # noqa: E402
-from fusionreg.core.registry.catalog import load  # noqa: E402
 from fusionreg.core.spec import Tolerance, Workload  # noqa: E402
 from fusionreg.integrations.torch import bench as home  # noqa: E402
 from fusionreg.integrations.torch.bench import TorchBench, Workbench  # noqa: E402
@@ -37,7 +37,7 @@ def never(calls, mode, part):
 
 def gemm(fusion: str = "gemm.scale_bias", mode: str = "b", activation: str = "Gelu", kind: str = "bfloat16") -> Subject:
     operands = {"scale": "T[N]", "bias": "T[N]"}
-    entry = load()[fusion]
+    entry = shipped()[fusion]
     workload = Workload(
         name="w", axes={"M": 16, "N": 64, "K": 32}, dtypes={"T": kind}, mode=mode,
         attributes={"transB": 1, "activation": activation},
@@ -47,7 +47,7 @@ def gemm(fusion: str = "gemm.scale_bias", mode: str = "b", activation: str = "Ge
 
 
 def place_of(subject: Subject, catalog=None) -> Workbench:
-    return Workbench(subject, catalog or load(), "cpu", None, never)
+    return Workbench(subject, catalog or shipped(), "cpu", None, never)
 
 
 @no_gpu
@@ -55,7 +55,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path) -> None:
     with pytest.raises(MissingDependencyError, match="never a source of timings"):
         bench(["gemm.bias"], out=tmp_path)
     with pytest.raises(MissingDependencyError, match="no CUDA device"):
-        TorchBench(load())
+        TorchBench(shipped())
     assert not list(tmp_path.iterdir())
 
 
@@ -78,7 +78,7 @@ def test_inputs() -> None:
 
 def test_channels_last() -> None:
     """The problem and the arrays lie in memory as the workload says."""
-    entry = load()["norm.batchnorm_relu"]
+    entry = shipped()["norm.batchnorm_relu"]
     workload = Workload(
         name="w", axes={"N": 2, "C": 16, "S": 3}, dtypes={"T": "float16", "P": "float32"}, batch=(5,),
         layouts={"x": "channels_last"},
@@ -178,7 +178,7 @@ def test_parameters_of_the_callers(tmp_path) -> None:
 def test_a_fusion_that_drops_elements(monkeypatch) -> None:
     """torch's mask is another, so its code is checked with nothing dropped; a wrong formula is still caught."""
     workload = Workload(name="w", axes={"M": 16, "N": 64}, dtypes={"T": "float32"}, attributes={"p": 0.5})
-    subject = Subject.of(load()["norm.gelu_dropout_layernorm"], workload, "sm_90a", OPS)
+    subject = Subject.of(shipped()["norm.gelu_dropout_layernorm"], workload, "sm_90a", OPS)
     eager = next(e for e in place_of(subject).entrants() if e.name == "eager")
     assert eager.note == "a random mask of its own" and eager.check().ok
 

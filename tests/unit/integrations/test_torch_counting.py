@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("torch")
 
 import graphs as kit
+from catalogs import shipped
 
 from fusionreg.core.bench import Subject
 from fusionreg.core.errors import FusionregError
-from fusionreg.core.registry.catalog import load
 from fusionreg.core.spec import Workload
 from fusionreg.integrations.torch import counting
 from fusionreg.integrations.torch.counting import Job, executed, main
@@ -23,7 +23,7 @@ OPS = kit.vocabulary()
 
 
 def job(index: int, **changes) -> dict:
-    entry = load()["norm.rmsnorm"]
+    entry = shipped()["norm.rmsnorm"]
     subject = Subject.of(entry, entry.spec.workloads[0], "sm_90a", OPS)
     return {"index": index, **asdict(Job.of(subject)), **changes}
 
@@ -50,7 +50,7 @@ def _with(workload):
 
     from fusionreg.core.frozen import FrozenDict
 
-    catalog = load()
+    catalog = shipped()
     entry = catalog["norm.rmsnorm"]
     spec = entry.spec.model_copy(update={"workloads": (workload,)})
     return replace(catalog, fusions=FrozenDict({"norm.rmsnorm": replace(entry, spec=spec)}))
