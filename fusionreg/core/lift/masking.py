@@ -1,8 +1,8 @@
 """Masks of scores in front of a softmax, spelled with Where: a bool mask, a triangle of later keys, both. Floor 3.
 
-Only what is a softmax over the last axis in the end is rewritten, and only once no other rule fits: an attention as a
-whole takes its mask itself. An additive mask stays an Add: a triangle of -inf that is added lets a NaN behind it
-through, one that replaces does not.
+Only what is a softmax over the last axis in the end is rewritten, or the gradient of one, and only once no other rule
+fits: an attention as a whole takes its mask itself. An additive mask stays an Add: a triangle of -inf that is added
+lets a NaN behind it through, one that replaces does not.
 """
 
 from __future__ import annotations
@@ -78,6 +78,18 @@ def _filled(keep: bool) -> Any:
     return derive
 
 
+def _zeroed(keep: bool) -> Any:
+    """Gradients of scores, 0 where a mask replaced them."""
+
+    def derive(site: Site) -> Mapping[str, Any] | None:
+        producer = site.graph.producers.get(site.name("x"))
+        if producer is None or producer.op != "fusionreg::SoftmaxGrad" or _value(site) != 0.0:
+            return None
+        return {"value": 0.0, "keep": int(keep)}
+
+    return derive
+
+
 def _narrow(site: Site) -> bool:
     """A softmax whose rounding to 16 bits is the only one, inside it is float32 anyway."""
     row = DTYPES.get(site.value("x").dtype)
@@ -102,6 +114,7 @@ def _rules(where: str, both: str, keep: bool) -> tuple[Rule, ...]:
             _OVER,
             _causal("triangle", keep),
         ),
+        Rule("masked_gradient", f"y = {alone}", f"y = {filled}", _OVER[:2], _zeroed(keep)),
     )
 
 

@@ -102,7 +102,7 @@ def kernels(
             "block", "a row in the registers of a block, read once", BLOCK,
             {"LANES": (128, 256, 512, 1024), "VALUES": (16, 32), "SPREAD": (1,)},
             ("LANES * VALUES == 2048 or 2 * K > LANES * VALUES",),
-            "LANES", "3.5e-6 + (LANES + 4 * VALUES) * 1e-9",
+            "LANES", "3.5e-6 + (LANES + 4 * VALUES) * 1e-9 + (LANES * VALUES > 8192) * 2e-6",  # alone on its part
         ),
         *(() if rank == 4 else (held(
             "cluster", "a row in the registers of a cluster of blocks, read once", CLUSTER,

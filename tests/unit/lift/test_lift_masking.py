@@ -126,6 +126,18 @@ def test_what_is_no_mask_of_scores(what):
     assert FILL not in found and found["Where"] == 1
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("low", [0.0, 1.0])
+def test_a_gradient_behind_a_mask(keep, low):
+    """What autograd makes of a mask in front of a softmax; any other number is none."""
+    n = Spell()
+    g = n.op("fusionreg::SoftmaxGrad", n.x(2, 3, 4, 5), n.x(2, 3, 4, 5))
+    mask, zero = n.x(2, 1, 1, 5, kind="bool"), n.const(low)
+    graph = n.done(n.op("Where", mask, *((g, zero) if keep else (zero, g))))
+    assert [node.op for node in lifted_of(graph).nodes][1] == ("Where" if low else FILL)
+    assert low or lifted_of(graph).nodes[1].attrs.get("keep", 0) == keep
+
+
 def test_attention_takes_its_own_mask():
     """What is a whole attention is found first."""
     n = Spell()
