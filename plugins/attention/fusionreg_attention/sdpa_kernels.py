@@ -27,11 +27,14 @@ def _plain(masked: bool) -> KernelSpec:
     )
 
 
+#: Which of a parameter's values a problem has.
+_CAPPED = "(CAPPED == 1) == (softcap > 0)"
+
 #: Pairs of queries and keys that are multiplied.
 _PAIRS = "B * H * Q * K * (0.5 if is_causal else 1.0)"
 
 
-def _wgmma() -> KernelSpec:
+def _wgmma(masked: bool) -> KernelSpec:
     def tile(operand: str, rows: str) -> TensorMap:
         return TensorMap(name=f"{operand}_map", operand=operand, box=("64", rows, "1", "1"), swizzle="128")
 
@@ -43,28 +46,33 @@ def _wgmma() -> KernelSpec:
         requires=(
             'T in ("float16", "bfloat16")',
             "D in (64, 128) and E in (64, 128)",
-            "softcap == 0",
             "Q < 1000000000 and K < 1000000000",
         ),
-        strides=("q", "k", "v", "y"),
+        strides=("q", "k", "v", *(("mask",) if masked else ()), "y"),
         specialize=("D", "E"),
         params={
-            "CONSUMERS": (2, 3),
-            "BK": (128, 64, 192),
-            "TURNS": (1, 0),  # whether one warpgroup at a time issues products
-            "SLACK": (8, 0),  # by how many powers of two weights may pass 1 before sums are rescaled
-            "FRACTION": (0, 1, 2),  # eighths of the exponentials that are polynomials
+            "CONSUMERS": (2,) if masked else (3, 2),  # three have no registers left for a mask
+            "BK": (128,) if masked else (128, 64, 192),
+            "SLACK": (8,) if masked else (8, 0),  # powers of two by which weights may pass 1 before sums are rescaled
+            "FRACTION": (0,) if masked else (0, 1, 2),  # eighths of the exponentials that are polynomials
+            "CAPPED": (0, 1),  # whether there is a softcap
         },
-        # registers: accumulators and weights of a warpgroup's 64 queries, in fp32 and in pairs
-        valid=("BK * 3 // 4 + E // 2 <= (192 if CONSUMERS == 2 else 128)",),
+        valid=(
+            # registers: accumulators and weights of a warpgroup's 64 queries, in fp32 and in pairs
+            "BK * 3 // 4 + E // 2 <= (192 if CONSUMERS == 2 else 128)",
+            *(() if masked else ("CONSUMERS == 3 or BK >= 128", "FRACTION == 0 or SLACK == 8")),
+            _CAPPED,
+        ),
+        constants=_mask(masked),
         tensor_maps=(tile("q", "64 * CONSUMERS"), tile("k", "BK"), tile("v", "BK"), tile("y", "64")),
         grid="max(1, min(multiprocessors, B * H * ceildiv(Q, 64 * CONSUMERS)))",
         block="128 * (CONSUMERS + 1)",
         min_blocks=1,
         shared_memory="64 * CONSUMERS * (D + E) * 2 + 2 * BK * (D + E) * 2 + 80",
         pending=_UNSEEN,
-        estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / (6e14 if D == 128 else 4e14)"
-        " * (1 if BK == 128 and TURNS and SLACK and CONSUMERS == (2 if D + E > 128 else 3) else 1.2)",
+        estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / "
+        + ("3e14" if masked else "(6.8e14 if D == 128 else 4.5e14)")
+        + ("" if masked else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)"),
     )
 
 
@@ -88,16 +96,17 @@ def _tensor_core(masked: bool) -> KernelSpec:
             "BK": (64, 32),
             "CAPPED": (0, 1),  # whether there is a softcap
         },
-        valid=("(CAPPED == 1) == (softcap > 0)", "BK == (64 if D + E <= 256 else 32)", "WARPS == 4 or D + E <= 256"),
+        valid=(_CAPPED, "BK == (64 if D + E <= 256 else 32)", "WARPS == 4 or D + E <= 256"),
         constants=_mask(masked),
         grid="B * H * ceildiv(Q, 16 * WARPS)",
         block="32 * WARPS",
         shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
         pending=_UNSEEN,
-        estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / ({'1.5e14' if masked else '3e14'}) * (1 if WARPS == 4 else 1.1)",
+        estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked else '2.1e14'}"
+        " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)",
     )
 
 
 def kernels(masked: bool) -> tuple[KernelSpec, ...]:
     """All of them, for the fusion with or without a mask."""
-    return (*(() if masked else (_wgmma(),)), _tensor_core(masked), _plain(masked))
+    return _wgmma(masked), _tensor_core(masked), _plain(masked)
