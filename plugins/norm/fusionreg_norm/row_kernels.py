@@ -183,7 +183,7 @@ def _packed(parts: Mapping[str, str], tensors: tuple[str, ...], seconds: str) ->
         constants={**_constants(parts), "GROUPS": GROUPS},
         grid="max(1, min(ceildiv(M, ROWS), multiprocessors))",
         block="LANES * GROUPS",
-        shared_memory="41472 + (LANES * ITEMS * 16 if ITEMS > 1 else 0) + 4 * ROWS * GROUPS * LANES * ITEMS * 16",
+        shared_memory="49152 + (LANES * ITEMS * 16 if ITEMS > 1 else 0) + 4 * ROWS * GROUPS * LANES * ITEMS * 16",
         cooperative=True,
         workspace="max(1, min(ceildiv(M, ROWS), multiprocessors)) * 2 * max(N, 1) * 4",
         min_blocks=1,
