@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import SpecError
 from ..frozen import FrozenDict
 from ..pattern.graph import Input
-from ..problem import combinations, select
+from ..problem import Candidate, choose, combinations
 from ..spec import Case
 from . import coverage, values
 from .trial import Trial
@@ -132,8 +132,8 @@ def _same_unit(entry: FusionEntry, kernel: KernelEntry, row: Trial, trial: Trial
     problem = coverage.problem_of(entry, trial, target) if alike else None
     if problem is None:
         return False
-    chosen = next((c for c in select(entry, problem, pending=True).accepted if c.kernel is kernel), None)
-    return chosen is not None and chosen.params == row.params
+    chosen = choose(kernel, problem, pending=True)
+    return isinstance(chosen, Candidate) and chosen.params == row.params
 
 
 def _every(entry: FusionEntry, name: str) -> FrozenDict[str, str]:

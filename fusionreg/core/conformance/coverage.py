@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FusionregError
 from ..frozen import FrozenDict
-from ..problem import Problem, Tensor, bind, select
+from ..problem import Candidate, Problem, Tensor, bind, choose
 from .trial import Trial
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def rows(
         fitting = (
             r
             for r, p in zip(tried, problems, strict=True)
-            if p is not None and any(c.kernel is kernel for c in select(entry, p, pending=True).accepted)
+            if p is not None and isinstance(choose(kernel, p, pending=True), Candidate)
         )
         if (found := next(fitting, None)) is not None:
             accepted.append((levels, found))

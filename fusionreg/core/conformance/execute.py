@@ -19,7 +19,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..ops import Vocabulary
-from ..problem import Problem, bind, combinations, select
+from ..problem import Problem, Refusal, bind, choose, combinations
 from ..problem.selection import Candidate
 from ..proof.report import Evaluation, Status
 from ..render import KernelSource, render
@@ -103,20 +103,18 @@ def prepare(
     try:
         keywords = {**trial.keywords, **open_dtypes(entry, trial)}
         problem = bind(entry, trial.tensors(arrays), keywords, executor.target, executor.multiprocessors)
-        selection = select(entry, problem, pending=True)
-        chosen = next((c for c in selection.accepted if c.kernel is kernel), None)
-        if chosen is None:
-            refusal = next((r for r in selection.refused if r.kernel is kernel), None)
-            reason = refusal.reason if refusal else "it is not in the registry"
-            if refusal and refusal.broken:
-                return _result(kernel, trial, executor, Status.RUNTIME_ERROR, f"its launch cannot be: {reason}")
-            return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, reason)
+        chosen = choose(kernel, problem, pending=True)
+        if isinstance(chosen, Refusal):
+            if chosen.broken:
+                return _result(kernel, trial, executor, Status.RUNTIME_ERROR, f"its launch cannot be: {chosen.reason}")
+            return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, chosen.reason)
         if trial.params:
             valid = list(combinations(kernel, problem))
-            chosen = next((c for c in valid if c.params == trial.params), None if trial.exactly else valid[0])
-            if chosen is None:
+            wanted = next((c for c in valid if c.params == trial.params), None)
+            if wanted is None and trial.exactly:
                 reason = f"parameters {dict(trial.params)} are not valid here"
                 return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, reason)
+            chosen = wanted or valid[0]
         source = render(entry, kernel, problem, chosen.params)
     except ArgumentError as e:
         return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, str(e))

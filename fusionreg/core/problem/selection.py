@@ -96,15 +96,9 @@ def select(
     accepted: list[Candidate] = []
     refused: list[Refusal] = []
     for kernel in entry.kernels:
-        reason = _objection(kernel, problem, pending)
-        if reason:
-            refused.append(Refusal(kernel, reason))
-            continue
-        reasons: list[Refusal] = []
-        found = _chosen(kernel, problem, tuned.get(kernel.key), reasons)
-        if found is None:
-            broken = next((r for r in reasons if r.broken), None)
-            refused.append(broken or (reasons or [Refusal(kernel, "no combination of its parameters is valid")])[-1])
+        found = choose(kernel, problem, tuned=tuned.get(kernel.key), pending=pending)
+        if isinstance(found, Refusal):
+            refused.append(found)
         else:
             accepted.append(found)
     seconds = measured
@@ -120,6 +114,21 @@ def select(
         ),
     )
     return Selection(tuple(ranked), tuple(refused))
+
+
+def choose(
+    kernel: KernelEntry, problem: Problem, *, tuned: Mapping[str, Any] | None = None, pending: bool = False
+) -> Candidate | Refusal:
+    """What :func:`select` says of one kernel, without a look at the others; ``tuned``: its own parameters."""
+    reason = _objection(kernel, problem, pending)
+    if reason:
+        return Refusal(kernel, reason)
+    reasons: list[Refusal] = []
+    found = _chosen(kernel, problem, tuned, reasons)
+    if found is None:
+        broken = next((r for r in reasons if r.broken), None)
+        return broken or (reasons or [Refusal(kernel, "no combination of its parameters is valid")])[-1]
+    return found
 
 
 def combinations(kernel: KernelEntry, problem: Problem) -> Iterator[Candidate]:

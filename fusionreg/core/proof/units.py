@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..cache import Cache
 from ..compiler import explain_miss
 from ..conformance import cases, coverage
-from ..problem import select
+from ..problem import Candidate, choose
 from ..render import KernelSource, Launch, render
 from ..targets import accepts, target
 
@@ -35,7 +35,8 @@ def first_units(entry: FusionEntry, kernel: KernelEntry, arch: str) -> list[Unit
     for trial in plain:
         problem = coverage.problem_of(entry, trial, arch)
         assert problem is not None, "coverage only makes rows that the fusion admits"
-        chosen = next(c for c in select(entry, problem, pending=True).accepted if c.kernel is kernel)
+        chosen = choose(kernel, problem, pending=True)
+        assert isinstance(chosen, Candidate), "and rows that the kernel accepts"
         source = render(entry, kernel, problem, chosen.params)
         found.append(Unit(",".join(trial.dtypes.values()), source, chosen.launch))
     return found
