@@ -206,7 +206,7 @@ def _sized(spec: FusionSpec) -> list[str]:
 
 def _ranks(type_: TensorType | None) -> list[tuple[int, bool]] | None:
     """Numbers of axes of a tensor's forms, and whether they fold others: tensors alike in these may have one shape."""
-    return type_ and [(len(f.axes), f.leading) for f in type_.forms]
+    return None if type_ is None else [(len(f.axes), f.leading) for f in type_.forms]
 
 
 def _check_attributes(problems: Problems, entry: FusionEntry, ops: Mapping[str, OpSpec]) -> None:
