@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jinja2
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 import fusionreg_norm
 
-SOURCE = (Path(fusionreg_norm.__file__).parent / "templates" / "row_gelu.cuh.j2").read_text("utf-8")
+TEMPLATES = Path(fusionreg_norm.__file__).parent / "templates"
+SOURCE = (TEMPLATES / "row_gelu.cuh.j2").read_text("utf-8")
 KERNEL = """
 extern "C" __global__ void k(const float* x, float* y, long long n) {
   const long long i = blockIdx.x * 256ll + threadIdx.x;
@@ -79,3 +82,49 @@ def test_special_values(values):
     for row in values[1]:
         assert np.isnan(row[-3])  # of NaN
     assert values[1][1][-2] == np.inf and values[1][3][-2] == 1 and values[1][3][-1] == 0
+
+
+TABLE = """
+#include <cuda_bf16.h>
+namespace fr {{ using i64 = long long; }}
+namespace row {{
+__device__ unsigned both(float low, float high) {{
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const unsigned&>(pair);
+}}
+}}  // namespace row
+{table}
+extern "C" __global__ void k(unsigned* out) {{  // [65536] value and slope of every bfloat16
+  extern __shared__ unsigned char memory[];
+  const row::GeluTable table{{memory}};
+  table.fill();
+  __syncthreads();
+  for (unsigned x = 2 * threadIdx.x; x < 65536; x += 2 * blockDim.x) {{
+    unsigned values, slopes;
+    table.at(row::GeluTable::places(x | (x + 1) << 16, table.base(), row::GeluTable::from_least(1)), values, slopes);
+    out[x] = (values & 0xffffu) | slopes << 16;
+    out[x + 1] = values >> 16 | (slopes & 0xffff0000u);
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_the_table_has_every_value_as_the_chain_rounds_it(build, geometry, approximate):
+    """Of every bfloat16; where the table has no entry of its own, what stands there instead."""
+    text = (TEMPLATES / "row_gelu_table.cuh.j2").read_text("utf-8")
+    table = jinja2.Template(text).render(TANH=approximate == "tanh", include=lambda _: SOURCE)
+    out = np.zeros(65536, np.uint32)
+    build(TABLE.format(table=table)).launch([out], geometry(block=(256, 1, 1), shared_memory=49152))
+    halves = out.view(np.uint16).reshape(-1, 2)
+    value, slope = (h.copy().view(ml_dtypes.bfloat16).astype(np.float64) for h in halves.T)
+    x = (np.arange(65536, dtype=np.uint32) << 16).view(np.float32).astype(np.float64)
+    inside = (np.abs(x) > 2.0**-24) & (np.abs(x) < 255)
+    want, rise = exact(x[inside], approximate)
+    rounded = want.astype(ml_dtypes.bfloat16).astype(np.float64)
+    same = (value[inside] == rounded) | (np.abs(want) < 1e-12)
+    assert same.mean() > 0.999 and (np.abs(value[inside] - want) <= 2.0**-7 * np.abs(want) + 1e-12).all()
+    np.testing.assert_allclose(slope[inside], rise, rtol=2.0**-8, atol=2.0**-9)
+    assert np.isnan(value[(x >= 256) | (np.isnan(x) & ~np.signbit(x))]).all() and not value[np.abs(x) < 2.0**-24].any()
+    assert not value[x <= -256].any() and not slope[x <= -256].any()
+    assert out[0xFFFF] == 0  # what is dropped
