@@ -102,18 +102,21 @@ def test_where_no_kernel_takes_the_call_nothing_is_copied(host, tmp_path):
 
 
 def test_weights_in_host_memory(host, tmp_path):
-    """Kernels for few rows read them in place; those that no GPU has run are left out with that reason."""
+    """Kernels for few rows read them in place, and nothing else there."""
     where, _ = host
     catalog = registry.load(allow=("gemm",))
     x, w, scale = zeros(4, 64, dtype="float16"), zeros(32, 64, dtype="float16"), zeros(1, dtype="float16")
     where["pinned"].add(id(w))
-    kernels = {k.name: k.spec for k in catalog["gemm.scale"].kernels}
-    assert [n for n, spec in kernels.items() if "w" in spec.spaces] == ["skinny"]
+    assert [k.name for k in catalog["gemm.scale"].kernels if "w" in k.spec.spaces] == ["skinny"]
     runtime = Runtime(catalog, cache=Cache(tmp_path / "c"))
+    runtime.call("gemm.scale", x, w, scale, transB=1, activation="none")
+    assert runtime.kernels_used == {"gemm.scale/skinny": 1}
+    wide = zeros(4, 64), zeros(32, 64), zeros(1)
+    where["pinned"].add(id(wide[1]))
     with pytest.raises(ArgumentError) as caught:
-        runtime.call("gemm.scale", x, w, scale, transB=1, activation="none")
-    assert "tensor_core: w is in pinned_host memory" in str(caught.value)
-    assert f"skinny: pending: {kernels['skinny'].pending}" in str(caught.value)
+        runtime.call("gemm.scale", *wide, transB=1, activation="none")
+    assert "plain: w is in pinned_host memory" in str(caught.value)
+    assert "skinny: requires T in " in str(caught.value)
 
 
 def test_in_the_simulator_all_memory_is_one(monkeypatch, tmp_path):
