@@ -61,7 +61,7 @@ def _all(given: Any) -> int:
     failed = 0
     for key, (process, part) in running.items():
         try:
-            process.wait(max(1.0, deadline - time.monotonic()))
+            process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
         for row in _read(part).values():

@@ -15,7 +15,7 @@ MODEL_HELP = (
     "a .onnx or .pt2 file, of which nothing is executed, or package.module:factory, which imports that module and "
     "calls factory: its code is run"
 )
-INPUT_HELP = "Of package.module:factory: type of an input, NAME=SHAPE:DTYPE, as in x=8x128:float32; once for each."
+INPUT_HELP = "Of package.module:factory, the type of an input, NAME=SHAPE:DTYPE, as in x=8x128:float32; once for each."
 
 
 def declared(texts: Sequence[str] | None) -> tuple[Declared, ...]:

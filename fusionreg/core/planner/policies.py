@@ -48,7 +48,7 @@ def refusal(
     if m.kept and not saving.wins:
         return f"interior values are needed elsewhere, {', '.join(m.kept)} would run beside it, and it {_lost(saving)}"
     if policy != "aggressive" and saving.unsure:
-        return "bound by the arithmetic of its products: it needs a measurement, and there is none of the like"
+        return "the arithmetic of its products counts: it needs a measurement, and there is none of the like"
     if policy != "aggressive" and not saving.wins:
         return _lost(saving)
     return None

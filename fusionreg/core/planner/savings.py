@@ -18,6 +18,9 @@ MARGIN = 0.03
 #: Up to so many times the model's time, what a kernel says of its own tells no more than that the model is nominal.
 SLOW = 1.5
 
+#: A product whose arithmetic takes a larger part of the time that its bytes take is no mere stream of them.
+PART = 0.1
+
 ESTIMATED = "model"
 
 
@@ -30,8 +33,8 @@ class Saving:
         share: the seconds over what its nodes cost unfused.
         basis: what that rests on: ``model``, ``estimate of its plugin``, or the measurement.
         measured: whether it was measured against this executor.
-        unsure: whether it rests on the model, and its products take longer than its bytes: how near to the device's
-            rate a kernel comes is what the model does not know.
+        unsure: whether it rests on the model, and the arithmetic of its products counts: how near to the device's rate
+            a kernel comes is what the model does not know.
     """
 
     cost: Cost
@@ -137,10 +140,12 @@ class GraphCosts:
         return Saving(cost, share, basis, gain is not None, basis == ESTIMATED and self._arithmetic(match, fused.bytes))
 
     def _arithmetic(self, match: Match, moved: int) -> bool:
-        """Whether a match is bound by the arithmetic of its products rather than by its bytes."""
+        """Whether the arithmetic of a match's products counts: beside its bytes, or a part of theirs that are more
+        than a launch. Few rows of a product, or little of all, are no more than what they move."""
         named = self.graph.node_by_name
         busy = sum([self._work(n)[1] for n in match.nodes if named[n].op in PRODUCTS])
-        return busy > moved / self.model.device.bandwidth
+        idle = moved / self.model.device.bandwidth
+        return busy > (PART if idle > self.model.device.launch else 1.0) * idle
 
     # ---- kernels of the executor ------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import pytest
 from onnx_models import model, node
 from plugin_kit import ADD_RELU, catalog
 
-from fusionreg.api import Registry
+from fusionreg.api import Registry, load_registry
 from fusionreg.core.spec import FusionSpec, KernelSpec
 
 STRIDED = ADD_RELU.replace("x[i]", "x[i / N * x_stride_0 + i % N * x_stride_1]")
@@ -61,3 +61,17 @@ def test_copies_in_front_of_a_kernel_count(tmp_path, two):
     moved = 2 * 4 * ROWS * WIDTH
     nominal, said = 4e-6 + moved / 4.8e12, 3e-6 + moved / 4e12
     assert free.seconds - copied.seconds == pytest.approx(said + 4e-6 + moved / 2e12 - nominal, rel=0.01)
+
+
+@pytest.mark.parametrize(("rows", "fused"), [(16, True), (100_352, False), (64, True)])
+def test_products_of_many_rows_need_a_measurement(rows, fused):
+    """The same weights: a stream of them for few rows, a matter of rates for many; little of all is a launch."""
+    depth, width = (96, 384) if rows != 16 else (4096, 16384)
+    nodes = [node("MatMul", ["x", "w"], ["m"]), node("Add", ["m", "b"], ["a"]), node("Gelu", ["a"], ["y"])]
+    shapes = {"x": [rows, depth], "w": [depth, width], "b": [width]}
+    half = {n: (s, "float16") for n, s in shapes.items()}
+    graph = model(nodes, half, {"y": ([rows, width], "float16")}, opset=20)
+    made = load_registry(device="sim", allow=("gemm",), frozen=True)
+    plan = made.plan(graph, executor="inductor")
+    assert [m.fusion.split(".")[0] for m in plan] == ["gemm"] * fused
+    assert fused or any("needs a measurement" in x.reason for x in plan.losers)
