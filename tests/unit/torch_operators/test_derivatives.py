@@ -32,6 +32,8 @@ CASES = {
     "HardSigmoid": ([(9,)], {"alpha": 0.3}, WIDE), "HardSwish": ([(9,)], {}, WIDE),
     "Gelu": ([(9,)], {"approximate": "tanh"}, WIDE), "Swish": ([(9,)], {"alpha": 1.4}, WIDE),
     "fusionreg::QuickGelu": ([(9,)], {}, WIDE), "Shrink": ([(9,)], {"bias": 0.1, "lambd": 0.4}, WIDE),
+    "fusionreg::MaskedFill": ([(3, 4)], {"value": -1.5, "keep": 1}, WIDE),
+    "fusionreg::CausalMask": ([(2, 3, 4)], {"value": -1.5, "diagonal": 1}, WIDE),
     "Softmax": ([(3, 4)], {"axis": 0}, WIDE), "LogSoftmax": ([(3, 4)], {}, WIDE),
     "Acosh": ([(6,)], {}, (1.3, 3.0)), "Reciprocal": ([(6,)], {}, ABOVE),
     "MatMul": ([(2, 3, 4), (4, 5)], {}, WIDE),
@@ -68,6 +70,8 @@ def built(op, shapes, attributes):
         inputs.append(net.const(INDEXED[op][0], "int64"))
     if op == "Where":
         inputs.insert(0, net.op("Greater", inputs[0], net.const(0.1, "float64")))
+    if op == "fusionreg::MaskedFill":
+        inputs.append(net.op("Greater", inputs[0], net.const(0.1, "float64")))
     if op == "Cast":
         return net.build([net.op(op, inputs[0], to="float64")])
     outputs = 5 if op == "BatchNormalization" and attributes.get("training_mode") else 1
