@@ -219,8 +219,10 @@ def _attention(s: Site) -> Any:
     if any(s.attributes[k] != v for k, v in plain.items()):
         raise unwritten(s.node, "a softcap or a window")
     mask, causal = (s.args[3] if s.given(3) else None), bool(s.attributes["is_causal"])
-    if mask is not None and causal:
-        raise unwritten(s.node, "a mask beside is_causal")
+    if mask is not None and causal:  # torch takes one of them
+        later = torch.triu(s.args[0].new_ones((s.extents(0)[2], s.extents(1)[2]), dtype=torch.bool), 1)
+        mask = mask & ~later if s.dtype(3) == torch.bool else mask.masked_fill(later, -torch.inf)
+        causal = False
     if causal and s.extents(0)[2] != s.extents(1)[2]:
         raise unwritten(s.node, "is_causal with queries and keys of different lengths")
     grouped = s.extents(0)[1] != s.extents(1)[1]

@@ -8,7 +8,7 @@ what is not finite in their k and v may show or not.
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance
 
 from .sdpa_kernels import kernels
 from .sdpa_workloads import WORKLOADS
@@ -67,6 +67,13 @@ _MASK_CASES = (
     Case(name="causal_masked", axes={"B": 1, "Q": 72, "K": 200}, attributes={"is_causal": 1}),
 )
 
+_SCORES = Tolerance(
+    dtype="float32",
+    ulp=2.0,
+    inputs=2.0,
+    reason="a weight has the absolute error of its score as its relative one, and scores round by their size",
+)
+
 #: A number or a bool for each key; broadcast along the other axes.
 MASK = "P[Q K] | P[1 K] | P[H Q K] | P[H 1 K] | P[B 1 1 K] | P[B 1 Q K] | P[B H 1 K] | P[B H Q K]"
 
@@ -103,6 +110,7 @@ def _fusion(words: str, summary: str, masked: bool, kernels: tuple[KernelSpec, .
         autocast="lower",
         constraints=(*_CONSTRAINTS, *(('P in ("bool", T)',) if masked else ())),
         cases=_MASK_CASES if masked else _CASES,
+        tolerances=(_SCORES,),
         workloads=() if masked else WORKLOADS,
         kernels=kernels,
         tags=("S12", "attention"),
