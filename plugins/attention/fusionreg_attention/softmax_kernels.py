@@ -59,6 +59,7 @@ def kernels(
         f"{rows} < {2**31} and K < {2**31}",
         *(f"{_HAS_KEYS.format(m)} == 0 or shape({m}, -1) == 1 or stride({m}, -1) == 1" for m in masks),
     )
+    pending = UNSEEN if template == "backward" and causal and mask and not dropout else ""
     seconds = f"{traffic} * {rows} * K * bits(T) / 8"
 
     grid = {2: (), 3: ("1 if FLAT else H",), 4: ("1 if FLAT else H", "1 if FLAT else B")}[rank]
@@ -86,7 +87,7 @@ def kernels(
             grid=(f"ceildiv({rows} if FLAT else Q, {groups}) * SPREAD", *grid),
             block=threads,
             estimate=f"{estimate} + {seconds} / {speed}",
-            pending=UNSEEN,
+            pending=pending,
             **fields,
         )  # fmt: skip
 
@@ -128,6 +129,6 @@ def kernels(
             grid=rows,
             block="THREADS",
             estimate=f"4e-6 + 1.6 * {seconds} / {speed} + (THREADS == 1024) * 1e-7",
-            pending=UNSEEN,
+            pending=pending,
         ),
     )  # fmt: skip

@@ -7,9 +7,6 @@ from fusionreg.core.spec import KernelSpec
 from .skinny_kernels import skinny
 from .wgmma_kernels import wgmma
 
-#: Of kernels without evidence.
-_UNSEEN = "no GPU has run it yet"
-
 #: Tiles of the problem, and FLOPs of one.
 _TILES, _WORK = "ceildiv(M, BM) * ceildiv(N, BN)", "BM * BN * K * 2"
 
@@ -30,7 +27,7 @@ def _by_tile(*rates: str) -> str:
     return f"{small} if BM * BN == 4096 else {narrow} if BM * BN == 8192 else {square} if BM * BN == 16384 else {wide}"
 
 
-def _plain(constants: dict[str, str], pending: str = "", batched: bool = False) -> KernelSpec:
+def _plain(constants: dict[str, str], batched: bool = False) -> KernelSpec:
     return KernelSpec(
         name="plain",
         template="plain.cu.j2",
@@ -41,17 +38,17 @@ def _plain(constants: dict[str, str], pending: str = "", batched: bool = False) 
         constants={"BATCHED": str(int(batched)), **constants},
         grid=_tiles(batched),
         block="256",
-        pending=pending,
         estimate=_estimate("1.5e11", "2.1e11", batched),
     )
 
 
-def _tensor_core(constants: dict[str, str], pending: str = "", batched: bool = False) -> KernelSpec:
+def _tensor_core(constants: dict[str, str], batched: bool = False) -> KernelSpec:
     row, column = (1, 2) if batched else (0, 1)  # axes of x and w
     return KernelSpec(
         name="tensor_core",
         template="tensor_core.cu.j2",
         regions="y",
+        slots_pending="no GPU has run all its cases behind batches" if batched else "",
         summary="mma.sync m16n8k16 fed by cp.async; rows of x and w are whole 16-byte chunks",
         requires=(
             'T in ("float16", "bfloat16")',
@@ -81,7 +78,6 @@ def _tensor_core(constants: dict[str, str], pending: str = "", batched: bool = F
             _by_tile("1.8e12", "2.1e12", "2.4e12", "2.9e12"),
             batched,
         ),
-        pending=pending,
     )
 
 
@@ -92,4 +88,4 @@ def kernels(constants: dict[str, str]) -> tuple[KernelSpec, ...]:
 
 def batched(constants: dict[str, str]) -> tuple[KernelSpec, ...]:
     """Those that compute many products in a launch, each of a weight of its own."""
-    return _tensor_core(constants, _UNSEEN, batched=True), _plain(constants, _UNSEEN, batched=True)
+    return _tensor_core(constants, batched=True), _plain(constants, batched=True)

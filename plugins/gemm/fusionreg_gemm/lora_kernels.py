@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec
 
-_UNSEEN = "no GPU has run it yet"
-
 _PLAIN = KernelSpec(
     name="plain",
     template="lora_plain.cu.j2",
@@ -81,7 +79,6 @@ def _grouped(split: bool) -> KernelSpec:
         programmatic=True,
         shared_memory="4 * ((THREADS // 32 + 2) * BM * PITCH + E + 2)",
         min_blocks=1,
-        pending=_UNSEEN,
         estimate=f"5e-6 + max(1, SPLIT * {groups} / (1.5 * multiprocessors))"
         f" * (1e-6 + 5e-7 * BM + {_ADAPTER} / SPLIT / 1.5e10)",
     )

@@ -10,10 +10,9 @@ from fusionreg.hookspecs import hookimpl
 from .batch import FUSIONS as BATCH
 from .groups import FUSIONS as GROUPS
 from .groups_backward import FUSIONS as GROUPS_BACKWARD
-from .pending import with_pending
 from .rows import FUSIONS as ROWS
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return [with_pending(spec) for spec in (*ROWS, *GROUPS, *GROUPS_BACKWARD, *BATCH)]
+    return [*ROWS, *GROUPS, *GROUPS_BACKWARD, *BATCH]

@@ -13,7 +13,6 @@ from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, Kerne
 from .group_kernels import FEW as FEW
 from .group_kernels import kernels
 from .groups_workloads import workloads
-from .pending import REASON
 from .rows import DROPOUT, EPSILON, RNG
 
 MAP = "T[N C S ...]"
@@ -87,7 +86,6 @@ _EMBEDDED = Region(
     name="embedded",
     summary="the embedding of a time step, added to every pixel in front",
     pattern="x = Add(a, embedding)\n...",
-    pending=REASON,
     slots=("x",),
     inputs={"a": MAP, **AFFINE, "embedding": SAMPLE},
     outputs={"y": MAP},
@@ -108,7 +106,6 @@ _ADDED = Region(
     name="added",
     summary="the embedding of a time step in front, a residual connection behind",
     pattern="x = Add(h, embedding)\n...\nz = Add(y, residual)",
-    pending=REASON,
     slots=("x", "y"),
     inputs={"h": MAP, **RNG, **AFFINE, "embedding": SAMPLE, "residual": MAP},
     outputs={"z": MAP},

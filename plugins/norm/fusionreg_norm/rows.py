@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from fusionreg.core.frozen import EMPTY, FrozenDict
 from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, Region, Tolerance
 
-from .pending import REASON
 from .row_kernels import backward, forward
 from .workloads import workloads
 
@@ -150,7 +149,6 @@ _RESIDUAL = Region(
     inputs={"a": ROW, "residual": ROW, "scale": "T[N]", "bias": "T[N]"},
     outputs={"y": ROW, "x": ROW},
     dtypes={"T": ("bfloat16", "float32")},
-    pending=REASON,
     cases=(_WIDE,),
 )
 
@@ -181,7 +179,6 @@ def _masked(inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Region:
             "summary": "gradients, dx added to another gradient",
             "inputs": FrozenDict({**inputs, "other": ROW}),
             "outputs": FrozenDict({"z": ROW, **{n: t for n, t in outputs.items() if n != "dx"}}),
-            "pending": REASON,
         }
     )
 
