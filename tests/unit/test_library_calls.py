@@ -272,6 +272,15 @@ def test_code_is_all_but_comments_and_docstrings():
     assert _code(plain.replace("1", "2")) != _code(plain)
 
 
+def test_code_is_told_alike_by_every_python():
+    """Evidence made by one version holds in another: nothing of the tree that only some of them have."""
+    arguments = "arguments(args=[arg(arg='x', annotation=Name(id='int', ctx=Load()))])"
+    value = "BoolOp(op=Or(), values=[Name(id='x', ctx=Load()), Constant()])"
+    assert _code("def f(x: int):\n    return x or None\n") == (
+        f"Module(body=[FunctionDef(name='f', args={arguments}, body=[Return(value={value})])])"
+    )
+
+
 def test_modules_beside_it_count(call):
     class More(called.AddRelu):
         modules = ("fake_gpu",)

@@ -75,7 +75,17 @@ def _code(text: str) -> str:
         if isinstance(body, list):
             texts = [s for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)]
             node.body = [s for s in body if s not in texts]  # type: ignore[attr-defined]
-    return ast.dump(tree)
+    return _dump(tree)
+
+
+def _dump(node: object) -> str:
+    """As ``ast.dump``, but the same in every Python: empty fields, as later versions add them, are left out."""
+    if isinstance(node, list):
+        return "[" + ", ".join(map(_dump, node)) + "]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [(name, value) for name, value in ast.iter_fields(node) if value is not None and value != []]
+    return f"{type(node).__name__}({', '.join(f'{name}={_dump(value)}' for name, value in fields)})"
 
 
 def wrong_name(call: LibraryCall) -> str:
