@@ -79,12 +79,14 @@ def test_maps_that_tma_does_not_take(build, geometry, shape, box, swizzle, says)
         (np.float16, -8, True), (np.float32, 4, True),
     ],
 )  # fmt: skip
-def test_the_innermost_coordinate_is_one_of_whole_16_bytes(build, geometry, dtype, at, fine):
+def test_coordinates_that_hardware_takes(build, geometry, dtype, at, fine):
     for make in (load, store):
         kernel, args, tile = make(build, np.ones((8, 64), dtype), (16, 4), (at, 0))
         n = tile if make is load else tile.nbytes
         where = geometry(block=(32 if make is load else 64, 1, 1), shared_memory=n)
-        if fine:
+        if fine and at < 0 and make is store:
+            raises(kernel, args, where, "tensor-map", f"stored at coordinate {at} of axis 0", Checks())
+        elif fine:
             kernel.launch(args, where, checks=FULL, inout=("argument 1",))
         else:
             raises(kernel, args, where, "misaligned", f"innermost coordinate {at} ", Checks())

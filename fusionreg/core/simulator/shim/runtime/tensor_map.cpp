@@ -43,6 +43,12 @@ void check_coordinates(const TensorMap& m, const int* at, const void* pc) {
     fail("misaligned", Site{nullptr, 0, pc}, "cp.async.bulk.tensor at innermost coordinate %d of elements of %u bytes, which is no multiple of 16 bytes", at[0], m.element_bytes);
 }
 
+// Stores take no negative coordinate, which loads do: hardware traps ("illegal instruction").
+void check_store(int rank, const int* at, const void* pc) {
+  for (int i = 0; i < rank; ++i)
+    if (at[i] < 0) fail("tensor-map", Site{nullptr, 0, pc}, "a tile is stored at coordinate %d of axis %d; only loads take negative ones", at[i], i);
+}
+
 // Where byte `at` of the box is in shared memory: address bits 4.. are exchanged with bits 7.. (the tile at a multiple of 128).
 char* swizzled(const TensorMap& m, char* tile, u32 at) {
   u64 p = reinterpret_cast<u64>(tile) + at;
@@ -155,6 +161,7 @@ FRSIM_API void frsim_tensor_store(const void* smem, const void* map, const int* 
   auto tile = std::make_shared<Tile>();
   tile->map = read_map(map, rank, FRSIM_PC);
   check_coordinates(tile->map, at, FRSIM_PC);
+  check_store(rank, at, FRSIM_PC);
   std::copy_n(at, rank, tile->at);
   const u32 bytes = box_bytes(tile->map);
   shared_only(smem, bytes, 128, "cp.async.bulk.tensor", FRSIM_PC);
