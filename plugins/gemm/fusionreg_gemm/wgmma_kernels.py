@@ -84,7 +84,7 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
         cluster="CLUSTER * SPLIT",
         min_blocks=1,
         shared_memory=f"STAGES * {_STAGE} + {_OUT}",
-        estimate=f"5e-6 + max(((M + N * {len(weights)}) * K * {128 // run} + M * N * 2) / 4.3e12,"
+        estimate=f"5e-6 + max(((M + N * {len(weights)}) * K * {128 // run} + M * N * 2) / 3.95e12 + 7e-6,"
         f" ceildiv({tiles}, multiprocessors // (CLUSTER * SPLIT)) * (ceildiv(K, {run} * SPLIT) * {_STEP}"
         f" + {width} // SPLIT * 1.6e-8 + (SPLIT - 1) * 2e-6))",
     )  # fmt: skip
