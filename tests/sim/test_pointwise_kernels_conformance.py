@@ -57,7 +57,7 @@ def test_conforms(name, sim_cache):
 
 @pytest.mark.parametrize("kernel", FAULTS)
 def test_every_mutant_dies(kernel, sim_cache):
-    name = "residual" if kernel == "ragged" else "bias_relu"  # columns beside rows
+    name = "residual" if kernel in ("ragged", "transposed") else "bias_relu"  # columns beside rows
     verdicts = run_mutants(
         CATALOG, [f"pointwise.region.{name}"], kernels=[kernel], device="sim", extra=FAULTS[kernel], cache=sim_cache
     )
