@@ -70,7 +70,9 @@ def test_what_left_out_attributes_mean():
 def test_every_backward_fusion_that_ships_is_named():
     loaded = load_registry()
     named = {f.spec.backward.fusion for f in loaded.values() if f.spec.backward is not None}
-    assert {n for n in loaded if n.endswith("_backward")} <= named
+    # gradients behind a Dropout, which is no part of the fusion that they belong to: matched in graphs alone
+    dropped = {f"attention.{mask}softmax_dropout_backward" for mask in ("", "mask_", "causal_")}
+    assert {n for n in loaded if n.endswith("_backward")} - named == dropped
 
 
 def test_an_absent_input_that_the_gradients_need():
