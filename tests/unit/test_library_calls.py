@@ -18,6 +18,7 @@ from fusionreg.core.describe import text
 from fusionreg.core.errors import ArgumentError, CompileError, LaunchError
 from fusionreg.core.problem import Tensor, bind, select
 from fusionreg.core.proof import evidence, repro
+from fusionreg.core.proof.prove import prove
 from fusionreg.core.proof.units import first_units
 from fusionreg.core.registry.catalog import load
 from fusionreg.core.registry.library_calls import LibraryCall, _code
@@ -228,6 +229,14 @@ def test_the_simulator_refuses_it(catalog, call):
     x = np.ones((2, 4), np.float32)
     runtime.call(NAME, x, x[0])
     assert runtime.kernels_used == {KEYS[1]: 1} and not call.prepared
+
+
+def test_a_proof_in_the_simulator_is_one_of_the_others(catalog):
+    """All that it can execute has run, so the proof is whole; what is named and cannot is told."""
+    report = prove(catalog, [NAME], device="sim")
+    assert report.ok and {e.kernel for e in report.evaluations} == {"plain"}
+    named = prove(catalog, [NAME], device="sim", kernels=["library"])
+    assert not named.ok and named.unproven == (KEYS[0],)
 
 
 def test_other_faults_of_the_library_are_raised(gpu, catalog, call, cache):

@@ -44,8 +44,9 @@ def run(
         names: fusions; empty for all.
         device: ``sim``, ``cuda``, or ``auto``: a GPU where there is one.
         cases: ``quick`` or ``all``; see :func:`cases.derive`.
-        kernels: kernel names or ``fusion/kernel`` keys to keep; None for all. Each runs as itself or is
-            SKIPPED_UNSUPPORTED with a reason; no kernel ever stands in for another.
+        kernels: kernel names or ``fusion/kernel`` keys to keep; None for all, in the simulator without calls of a
+            library beside other kernels. Each runs as itself or is SKIPPED_UNSUPPORTED with a reason; no kernel ever
+            stands in for another.
         progress: told of each evaluation.
         cache: for compiled units; None compiles anew.
         executor: the device itself, in place of ``device``.
@@ -54,8 +55,8 @@ def run(
     Raises: :class:`UnknownNameError` for a fusion or kernel that nothing has.
     """
     entries = catalog.entries(names)
-    chosen = _kernels(entries, kernels)
     on = executor or executor_for(device, cache)
+    chosen = _kernels(entries, kernels, on.device)
     trials = [(e, k, t) for e, k in chosen for t in derived.derive(e, k, on.target, cases)]
     report = Report(environment=Report().environment | on_facts(on) | {"cases": cases})
     evaluations: list[Evaluation] = []
@@ -80,10 +81,13 @@ def run_one(
     return job if isinstance(job, Evaluation) else execute(job, executor, catalog.ops, stress=True)
 
 
-def _kernels(entries: Sequence[FusionEntry], wanted: Sequence[str] | None) -> list[tuple[FusionEntry, KernelEntry]]:
+def _kernels(
+    entries: Sequence[FusionEntry], wanted: Sequence[str] | None, device: str
+) -> list[tuple[FusionEntry, KernelEntry]]:
     everything = [(e, k) for e in entries for k in e.kernels]
     if wanted is None:
-        return everything
+        own = {e.name for e, k in everything if not k.spec.library}
+        return [(e, k) for e, k in everything if device != "sim" or not k.spec.library or e.name not in own]
     for name in wanted:
         if not any(name in (k.name, k.key) for _, k in everything):
             raise UnknownNameError.among("kernel", name, {n for _, k in everything for n in (k.name, k.key)})
