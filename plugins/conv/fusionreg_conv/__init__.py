@@ -1,0 +1,13 @@
+"""The family ``conv``: convolution, batch normalization, activation and pooling in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusionreg.core.spec import FusionSpec
+from fusionreg.hookspecs import hookimpl
+
+
+@hookimpl
+def register_fusions() -> Sequence[FusionSpec]:
+    return ()
