@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
     """Input name → random array: normal floats, small integers. The second operand of a product is divided by the root
-    of the summed extent, so that results stay ordinary numbers, as they are in a model."""
+    of the summed extent, so that results stay ordinary numbers, as they are in a model; what a gradient of a softmax
+    takes as its result is one, as a kernel may leave out what is 0 there."""
     made = torch.Generator(device).manual_seed(seed)
     scales = _scales(subject)
     found = {}
@@ -47,7 +48,28 @@ def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
         if subject.trial.layouts.get(name) == "channels_last" and array.ndim > 2:
             array = array.movedim(1, -1).contiguous().movedim(-1, 1)
         found[name] = array
+    return found | _softmaxes(subject.graph, found)
+
+
+def _softmaxes(graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``arrays`` that a gradient of the graph takes as results of its softmax, made from their scores."""
+    found = {}
+    for node in graph.nodes:
+        function = _SOFTMAX_OF.get(node.op)
+        if function is None or node.inputs[1] not in arrays:
+            continue
+        scores = arrays[node.inputs[1]]
+        if node.op == "fusionreg::CausalSoftmaxGrad":
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+            scores = scores.masked_fill(~seen.tril(node.attrs.get("diagonal", 0)), -math.inf)
+        found[node.inputs[1]] = function(scores, dim=node.attrs.get("axis", -1))
     return found
+
+
+_SOFTMAX_OF = {
+    "fusionreg::SoftmaxGrad": torch.softmax, "fusionreg::CausalSoftmaxGrad": torch.softmax,
+    "fusionreg::LogSoftmaxGrad": torch.log_softmax,
+}  # fmt: skip
 
 
 def _scales(subject: Subject) -> dict[str, float]:

@@ -93,6 +93,19 @@ def test_channels_last() -> None:
     assert subject.problem.tensors["x"].strides[1] == 1 and subject.digest({}) != plain.digest({})
 
 
+@pytest.mark.parametrize("fusion", ["attention.softmax_backward", "attention.causal_softmax_backward"])
+def test_a_gradient_of_a_softmax_is_measured_on_probabilities(fusion) -> None:
+    """0 for hidden keys: what is not is read, where none of it is in a model."""
+    causal = "causal" in fusion
+    axes = {"H": 2, "Q": 5, "K": 7} if causal else {"Q": 5, "K": 7}
+    workload = Workload(name="w", axes=axes, dtypes={"T": "float32"}, absent=("scale",), attributes={"diagonal": 1})
+    found = arrays_of(Subject.of(shipped()[fusion], workload, "sm_90a", OPS), "cpu", 0)
+    y, dy = found["y"], found["dy"]
+    assert torch.allclose(y.sum(-1), torch.ones(())) and (y >= 0).all() and not (dy >= 0).all()
+    later = torch.arange(7) > torch.arange(5)[:, None] + 1
+    assert ((y == 0) == (later if causal else torch.zeros_like(later))).all()
+
+
 def test_entrants_of_a_product_agree_with_float64() -> None:
     place = place_of(gemm())
     entrants = {e.name: e for e in place.entrants()}
