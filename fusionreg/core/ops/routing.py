@@ -1,7 +1,7 @@
 """Products with one of many matrices for each row, domain ``fusionreg``. Floor 1.
 
 An index outside of ``[0, number of matrices)`` means that the row has none: nothing is read, and no index is counted
-from the end.
+from the end, unless ``wrap`` says so: then those from -number on are, as in Gather.
 """
 
 from __future__ import annotations
@@ -10,28 +10,33 @@ from math import prod
 from typing import Any
 
 from .define import operator, specs_in
-from .inference import Attributes, Constants, Inputs, Type, operand, same
+from .inference import Attributes, Constants, Inputs, Type, broadcast, operand, same
 
 
-def _inside(xp: Any, ids: Any, count: int) -> tuple[Any, Any]:
+def _inside(xp: Any, ids: Any, count: int, wrap: int = 0) -> tuple[Any, Any]:
     """Whether each index is one, and the index, 0 where it is not."""
     ids = xp.cast(ids, "int64")
+    if wrap:
+        ids = xp.ns.where(ids < 0, ids + count, ids)
     inside = (ids >= 0) & (ids < count)
     return inside, xp.ns.where(inside, ids, xp.ns.zeros_like(ids))
 
 
 def _routed_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
     x, w = operand(inputs, 0), operand(inputs, 1)
-    if x.shape is None or w.shape is None:
+    ids = operand(inputs, 2)
+    if x.shape is None or w.shape is None or ids.shape is None:
         return [(x.dtype, None)]
-    return [(x.dtype, (*x.shape[:-1], w.shape[1 if attributes["trans"] else 2]))]
+    return [(x.dtype, (*(broadcast(x.shape[:-1], ids.shape) or ()), w.shape[1 if attributes["trans"] else 2]))]
 
 
-@operator("fusionreg::RoutedMatMul", "x w ids", infer=_routed_type, attributes={"trans": 0})
-def routed_matmul(xp: Any, x: Any, w: Any, ids: Any, *, trans: int) -> Any:
-    """x[m] @ w[ids[m]] for each row m; with trans the matrices are transposed first. 0 for a row without a matrix."""
-    inside, safe = _inside(xp, ids, w.shape[0])
-    shape = (*x.shape[:-1], w.shape[1] if trans else w.shape[2])
+@operator("fusionreg::RoutedMatMul", "x w ids", infer=_routed_type, attributes={"trans": 0, "wrap": 0})
+def routed_matmul(xp: Any, x: Any, w: Any, ids: Any, *, trans: int, wrap: int) -> Any:
+    """x[m] @ w[ids[m]] for each row m; with trans the matrices are transposed first. 0 for a row without a matrix.
+    Rows and ids are broadcast: those of x[:, None] and ids[m, k] are the products of row m with several matrices."""
+    inside, safe = _inside(xp, ids, w.shape[0], wrap)
+    x = xp.ns.broadcast_to(x, (*ids.shape, x.shape[-1]))
+    shape = (*ids.shape, w.shape[1] if trans else w.shape[2])
     if not w.shape[0]:
         return xp.full(shape, 0.0, x)
     chosen = xp.ns.take(w, xp.ns.reshape(safe, (-1,)), axis=0)

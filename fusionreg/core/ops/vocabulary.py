@@ -39,6 +39,7 @@ MODULES = (
     "spectral",
     "random",
     "routing",
+    "experts",
     "masking",
 )
 

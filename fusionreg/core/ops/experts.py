@@ -1,0 +1,82 @@
+"""What routed experts need beside products of rows with one of many matrices, domain ``fusionreg``. Floor 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .activations import sigmoid_of
+from .define import operator, specs_in
+from .inference import Attributes, Constants, Inputs, Type, fail, operand, same
+
+
+def _route_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    logits, k = operand(inputs, 0), attributes["top_k"]
+    if logits.shape is None:
+        return [("float32", None), ("int64", None)]
+    experts = logits.shape[-1]
+    if k < 1 or (isinstance(experts, int) and k > experts):
+        fail(f"top_k = {k} of {experts} experts", "at least 1, and no more than there are")
+    return [("float32", (*logits.shape[:-1], k)), ("int64", (*logits.shape[:-1], k))]
+
+
+@operator(
+    "fusionreg::Route",
+    "logits bias?",
+    outputs="weights ids",
+    infer=_route_type,
+    attributes={"top_k": 1, "scoring": "softmax", "renormalise": 0, "scale": 1.0},
+)
+def route(
+    xp: Any, logits: Any, bias: Any = None, *, top_k: int, scoring: str, renormalise: int, scale: float
+) -> tuple[Any, Any]:
+    """The top_k experts of each row, best first, of equal ones the lower index first, and what each one counts, in
+    float32. Scores are a softmax or a sigmoid of the logits; with scoring softmax_after a softmax of the chosen logits
+    alone. The largest logits are chosen, or with a bias the largest scores + bias (of softmax_after: logits + bias),
+    NaN counting as infinity. Weights are the scores, which the bias does not change, divided by their sum where
+    renormalise says so (of sigmoids + 1e-20, as DeepSeek-V3), times scale."""
+    if scoring == "sigmoid":
+        scores = sigmoid_of(xp, logits)
+    elif scoring == "softmax":
+        scores = _softmax(xp, logits)
+    else:
+        scores = logits
+    ranked = logits if bias is None else scores + bias
+    ranked = xp.ns.where(ranked == ranked, ranked, xp.full(tuple(ranked.shape), float("inf"), ranked))
+    ids = xp.cast(xp.ns.argsort(ranked, axis=-1, descending=True, stable=True)[..., :top_k], "int64")
+    weights = xp.take_along(scores, ids, -1)
+    if scoring == "softmax_after":
+        weights = _softmax(xp, weights)
+    elif renormalise:
+        weights = weights / (xp.ns.sum(weights, axis=-1, keepdims=True) + (1e-20 if scoring == "sigmoid" else 0.0))
+    return weights * scale, ids
+
+
+def _softmax(xp: Any, x: Any) -> Any:
+    e = xp.ns.exp(x - xp.ns.max(x, axis=-1, keepdims=True))
+    return e / xp.ns.sum(e, axis=-1, keepdims=True)
+
+
+def _routed_sum_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    x = operand(inputs, 0)
+    return [(x.dtype, None if x.shape is None else (*x.shape[:-2], x.shape[-1]))]
+
+
+@operator("fusionreg::RoutedSum", "x weights", infer=_routed_sum_type)
+def routed_sum(xp: Any, x: Any, weights: Any) -> Any:
+    """The sum over k of x[m, k] · weights[m, k], whose weights may be wider than x: rounded once, to the dtype of x."""
+    return xp.ns.sum(x * weights[..., None], axis=-2)
+
+
+@operator(
+    "fusionreg::SquaredRelu",
+    "x",
+    infer=same,
+    pointwise=True,
+    cuda="x < 0.0f ? 0.0f : x * x",
+)
+def squared_relu(xp: Any, x: Any) -> Any:
+    """max(x, 0)²; NaN stays NaN."""
+    return xp.ns.where(x < 0, xp.ns.zeros_like(x), x * x)
+
+
+OPS = specs_in(globals())
