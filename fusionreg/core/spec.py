@@ -306,7 +306,7 @@ class FusionSpec(Record):
     outputs: FrozenDict[Identifier, str]
     """Tensor texts by name, in the order a call returns them; none for an open fusion."""
     layouts: FrozenDict[Identifier, Identifier] = EMPTY
-    """Output → the input of its shape whose memory order it takes, where that one lies without gaps and the caller
+    """Output → the input of its rank whose memory order it takes, where that one lies without gaps and the caller
     brings no output: channels last gives channels last. All other outputs are row-major."""
     dtypes: FrozenDict[Identifier, tuple[str, ...]]
     """Dtype variables and the dtypes each may take."""
@@ -319,7 +319,8 @@ class FusionSpec(Record):
     attributes: FrozenDict[Identifier, AttributeSpec] = EMPTY
     """What a site binds besides tensors."""
     constraints: Texts = ()
-    """Conditions that make the fusion legal, all of which must hold."""
+    """Conditions that make the fusion legal, all of which must hold. An axis of an output that no input tells is told
+    by one of them: ``P == (H + 2 * pad - R) // stride + 1``."""
     backward: Backward | None = None
     """The fusion that computes its gradients; None where training does without it."""
     autocast: Literal["lower", "float32", "promote"] = "promote"

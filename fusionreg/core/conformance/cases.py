@@ -40,7 +40,8 @@ _ALL_VALUES = (*_QUICK_VALUES, "nan", "inf", "large", "offset", "saturating", "z
 
 def base_axes(entry: FusionEntry) -> FrozenDict[str, int]:
     """The spec's own extents, else distinct multiples of 16, small: what nearly every kernel accepts."""
-    return FrozenDict({axis: entry.spec.extents.get(axis, 16 * (i + 2)) for i, axis in enumerate(entry.axes)})
+    told = [axis for axis in entry.axes if axis not in entry.derived]
+    return FrozenDict({axis: entry.spec.extents.get(axis, 16 * (i + 2)) for i, axis in enumerate(told)})
 
 
 def tile_of(params: Mapping[str, Any], axis: str) -> int | None:
@@ -105,7 +106,7 @@ def _states_numbers(case: Case) -> bool:
 def _lead(entry: FusionEntry, kernel: KernelEntry, plain: Sequence[Trial]) -> int:
     """Which of the rows has every edge in ``quick``: each kernel of a fusion begins at the next dtypes."""
     names = set(entry.spec.dtypes)
-    told = [c for c in entry.constraints if c.names and c.names <= names]
+    told = [c for c in entry.constraints if c.names and c.names <= names and not c.predicates]
     every = product(*entry.spec.dtypes.values())
     order = [d for d in every if all(c(dict(zip(entry.spec.dtypes, d, strict=True))) for c in told)]
     alike = [k for k in entry.kernels if (k.library is None) == (kernel.library is None)]

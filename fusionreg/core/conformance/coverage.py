@@ -109,6 +109,8 @@ def rows(
     refused: dict[tuple[Any, ...], Trial] = {}
     for levels in _levels(declared, kernel.key):
         row = _row(levels, declared, axes)
+        if _repeated(entry, row):
+            continue
         tried = [row, _channels_last(entry, row)] if kernel.spec.strides else [row]
         problems = [problem_of(entry, r, target) for r in tried]
         if problems[0] is None:
@@ -138,6 +140,12 @@ def rows(
         uncovered -= _pairs(levels)
         further.append(row)
     return plain, further, [r for d, r in refused.items() if all(tuple(p.dtypes.values()) != d for p in plain)]
+
+
+def _repeated(entry: FusionEntry, row: Trial) -> bool:
+    """Whether the row is another one but for the dtype of inputs that it leaves out."""
+    present = {t.dtype for n, t in entry.tensors.items() if n not in row.absent}
+    return any(d not in present and level != entry.spec.dtypes[d][0] for d, level in row.dtypes.items())
 
 
 def _plainness(row: Trial) -> int:

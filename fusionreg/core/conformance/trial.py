@@ -79,8 +79,9 @@ class Trial:
 
     def shapes(self, entry: FusionEntry) -> dict[str, tuple[int, ...]]:
         """Shape of each present input, unfolded."""
+        axes = entry.completed(self.axes, self.keywords) if entry.derived else self.axes
         return {
-            name: tuple(int(d) for d in expand(type_.forms[self.forms.get(name, 0)], self.axes, self.leading))
+            name: tuple(int(d) for d in expand(type_.forms[self.forms.get(name, 0)], axes, self.leading))
             for name, type_ in entry.inputs.items()
             if name not in self.absent
         }

@@ -21,8 +21,8 @@ from ..matcher.match import Bindings
 from ..matcher.program import PatternIndex
 from ..matcher.search import Search, View, scan
 from ..ops import Vocabulary, infer, named
-from ..pattern.graph import Operand
-from ..pattern.instantiate import AttributeName, Input, Literal, Output, PatternGraph, parse_pattern
+from ..pattern.graph import Operand, resolved
+from ..pattern.instantiate import Input, Literal, Output, PatternGraph, parse_pattern
 from ..rewrite import Replacement, replace_nodes
 from .site import Condition, Derive, Site
 
@@ -201,10 +201,7 @@ class _Emitter:
         for step in template.steps:
             inputs = [self.operand(o, made, old.dtype) for o in step.operands]
             alternative = step.alternatives[0]
-            attrs = {
-                k: self.attributes[v.name] if isinstance(v, AttributeName) else v
-                for k, v in alternative.attributes.items()
-            }
+            attrs = {k: resolved(v, self.attributes) for k, v in alternative.attributes.items()}
             spec = self.ops[alternative.op]
             attrs = {k: v for k, v in attrs.items() if v != spec.attributes.get(k)}
             known = {n: self.array(name) for n, name in enumerate(inputs) if name and self.array(name) is not None}

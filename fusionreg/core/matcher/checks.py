@@ -231,6 +231,11 @@ class Checker:
             known = all(isinstance(d, int) for d in rows)
             axes[bound.folds] = prod(rows) if known else " × ".join(map(str, rows))
         symbolic = {k for k, v in axes.items() if isinstance(v, str)}
+        for axis, e in getattr(self.fusion, "derived", EMPTY).items():
+            if axis not in axes and e.names & symbolic:
+                symbolic.add(axis)
+            elif axis not in axes:
+                axes[axis] = e({**env, **axes})
         env = {**axes, **env, **self._predicates(bound, axes)}
         guards = []
         for e in self.constraints:

@@ -22,7 +22,7 @@ FREE, CONSTANT = -1, -2
 class StepProgram:
     """One step with what the search asks of it at hand."""
 
-    __slots__ = ("by_op", "choice", "gates", "index", "operands", "optional", "outputs", "step")
+    __slots__ = ("by_op", "choice", "gates", "index", "least", "operands", "optional", "outputs", "step")
 
     def __init__(self, step: Step, ops: Mapping[str, OpSpec], literal_rank: Any = None) -> None:
         self.step = step
@@ -31,6 +31,10 @@ class StepProgram:
         while operands and operands[-1] is None:
             operands.pop()
         self.operands: tuple[Operand, ...] = tuple(operands)
+        while operands and isinstance(operands[-1], Input) and operands[-1].optional:
+            operands.pop()
+        self.least = len(operands)
+        """Operands that a node has at least: those at the end that it can do without are not counted."""
         self.outputs = step.outputs
         self.optional = step.optional
         self.choice = step.choice
@@ -172,7 +176,7 @@ def _fits(
         return False
     if not level:
         return True
-    if len(below) < len(step.operands):
+    if len(below) < step.least:
         return False
     if _operands_fit(program, step.operands, below, table, level):
         return True

@@ -94,6 +94,8 @@ class Search:
                 yield from self._output(operand, value, reader, goals)
                 return
             if isinstance(operand, Input):
+                if operand.optional and not value:
+                    continue
                 known = self.bound.get(operand.name)
                 if known is None:
                     self.bound[operand.name] = value
@@ -175,7 +177,7 @@ class Search:
         count = len(inputs)
         while count and not inputs[count - 1]:
             count -= 1
-        if count != len(step.operands):
+        if not step.least <= count <= len(step.operands):
             self._failed(OPERANDS, node, f"{count} of {node.op}", str(len(step.operands)))
             return
         for alternative, rules, swap in step.by_op[node.op]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..ir import Graph, Node
-from ..pattern.graph import AttributeName, Literal
+from ..pattern.graph import AttributeName, Literal, attribute_names
 from ..spec import REQUIRED, OpSpec
 
 #: Operators whose ``axis`` counts in the rank of the result, which a pattern may not normalise by its input.
@@ -59,10 +59,10 @@ class AttributeRules:
     def __init__(self, op: OpSpec, given: Mapping[str, Any]) -> None:
         self.defaults: dict[str, Any] = {k: (None if v == REQUIRED else v) for k, v in op.attributes.items()}
         self.exact: dict[str, Any] = dict(self.defaults)
-        self.names: dict[str, str] = {}
+        self.names: dict[str, Any] = {}
         for name, value in given.items():
-            if isinstance(value, AttributeName):
-                self.names[name] = value.name
+            if any(True for _ in attribute_names(value)):
+                self.names[name] = value
                 self.exact.pop(name, None)
             else:
                 self.exact[name] = value
@@ -86,11 +86,21 @@ class AttributeRules:
             if name not in self.defaults:
                 return None, (name, attrs[name], "an attribute that the vocabulary knows")
         bound: dict[str, Any] = {}
-        for name, variable in self.names.items():
+        for name, wanted in self.names.items():
             value = normal(node.op, name, attrs.get(name, self.defaults[name]), rank)
-            if variable in bound and not equal(bound[variable], value):
-                return None, (name, value, bound[variable])
-            bound[variable] = value
+            pairs = [(wanted, value)]
+            if isinstance(wanted, tuple):
+                if value == ():
+                    continue  # what the operator leaves open has the fusion's defaults
+                if not isinstance(value, tuple) or len(value) != len(wanted):
+                    return None, (name, value, f"{len(wanted)} numbers")
+                pairs = list(zip(wanted, value, strict=True))
+            for variable, number in pairs:
+                known = bound.get(variable.name, number) if isinstance(variable, AttributeName) else variable
+                if not equal(known, number):
+                    return None, (name, value, known)
+                if isinstance(variable, AttributeName):
+                    bound[variable.name] = number
         return bound, ("", None, None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,9 +15,10 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An operand that is an input of the fusion."""
+    """An operand that is an input of the fusion; ``optional``: one that the operator can do without."""
 
     name: str
+    optional: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -61,6 +63,20 @@ class AttributeName:
         return self.name
 
 
+def attribute_names(value: Any) -> Iterator[str]:
+    """The attributes of the fusion that an operator attribute binds: its own name, or those within a tuple."""
+    for v in value if isinstance(value, tuple) else (value,):
+        if isinstance(v, AttributeName):
+            yield v.name
+
+
+def resolved(value: Any, names: Mapping[str, Any]) -> Any:
+    """What an operator attribute is where the names that it binds have these values."""
+    if isinstance(value, tuple):
+        return tuple(resolved(v, names) for v in value)
+    return names[value.name] if isinstance(value, AttributeName) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Alternative:
     """One operator that a step may be.
@@ -68,8 +84,8 @@ class Alternative:
     Attributes:
         key: its key in the step's choice.
         op: operator name in the vocabulary.
-        attributes: operator attribute → the literal it must equal, or :class:`AttributeName`. An attribute that is not
-            here must have the operator's default.
+        attributes: operator attribute → the literal it must equal, :class:`AttributeName`, or a tuple of both. An
+            attribute that is not here must have the operator's default.
     """
 
     key: str
@@ -77,8 +93,14 @@ class Alternative:
     attributes: FrozenDict[str, Any] = EMPTY
 
     def __str__(self) -> str:
-        shown = [f"{k}={v if isinstance(v, AttributeName) else repr(v)}" for k, v in self.attributes.items()]
+        shown = [f"{k}={_shown(v)}" for k, v in self.attributes.items()]
         return f"{self.op}({', '.join(shown)})" if shown else self.op
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple) and any(True for _ in attribute_names(value)):
+        return f"({', '.join(map(_shown, value))})"
+    return str(value) if isinstance(value, AttributeName) else repr(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +156,7 @@ class PatternGraph:
         outputs: the fusion's output names → where each comes from.
         choices: choice variable → its keys in declared order, ``"none"`` last when the step may be missing.
         attributes: fusion attributes that it binds.
-        optional: inputs that may be absent: only optional steps read them.
+        optional: inputs that may be absent: only optional steps read them, or operators that can do without.
     """
 
     text: str

@@ -10,9 +10,11 @@ Pattern text is a straight-line program::
 - An operator is called by its name in the vocabulary, ``domain.Name`` outside ONNX's own domain; calls may be nested.
 - A name stands for one value throughout. One that is read but never assigned is an input. ``a, _ = Op(x)`` names
   several outputs; ``_`` is one that must have no reader. ``None`` leaves an optional operand out.
+- ``Conv(x, w, optional(bias))`` is an operand that the operator can do without; then ``bias`` is absent.
 - A number as operand is a constant that must equal it, after rounding to the tensor's dtype; a tuple is a 1-D constant.
 - A literal attribute value must be equal; an attribute that is not named must have the operator's default.
-  ``Cast(x, to=T)`` casts to what the dtype variable ``T`` is.
+  ``Cast(x, to=T)`` casts to what the dtype variable ``T`` is. ``strides=(rows, columns)`` binds an attribute of two
+  numbers; one that a site leaves empty leaves the fusion's attributes at their defaults.
 - ``any_of(A, B, key=C(attribute=value))`` is one of several operators, keyed ones last; ``optional(A)`` one that may
   be missing. The string, the last positional argument of either, names the *choice* variable (otherwise the assigned
   name does): its value is the alternative's key, or ``"none"``. An optional step with an input of its own needs no
@@ -30,7 +32,7 @@ from ..ir import Graph, GraphBuilder, Shape, Value
 from ..ops import infer, named
 from ..spec import FusionSpec, OpSpec
 from ..tensors import TensorType, bind
-from .graph import NONE, Alternative, AttributeName, Input, Literal, Operand, Output, PatternGraph, Step
+from .graph import NONE, Alternative, AttributeName, Input, Literal, Operand, Output, PatternGraph, Step, resolved
 from .parse import PatternParser
 
 if TYPE_CHECKING:
@@ -205,6 +207,8 @@ class _Instance:
         skipped = {s.index: s.operands[0] for s in self.pattern.steps if s not in live}
 
         def resolve(operand: Operand) -> Operand:
+            if isinstance(operand, Input) and operand.optional and operand.name in self.absent:
+                return None
             while isinstance(operand, Output) and operand.step in skipped:
                 operand = skipped[operand.step]
             return operand
@@ -232,8 +236,7 @@ class _Instance:
         key = self.choices.get(step.choice, step.alternatives[0].key)
         chosen = next(a for a in step.alternatives if a.key == key)
         op = self.ops[chosen.op]
-        attrs = dict(chosen.attributes)
-        attrs.update({k: self.attributes[v.name] for k, v in attrs.items() if isinstance(v, AttributeName)})
+        attrs = {k: resolved(v, self.attributes) for k, v in chosen.attributes.items()}
         inputs: list[Value | None] = []
         constants: dict[int, numpy.ndarray] = {}
         for i, operand in enumerate(operands):

@@ -13,7 +13,18 @@ from typing import Any
 from ..errors import PatternError, UnknownNameError
 from ..frozen import FrozenDict
 from ..spec import REQUIRED, OpSpec
-from .graph import NONE, Alternative, AttributeName, Input, Literal, Operand, Output, PatternGraph, Step
+from .graph import (
+    NONE,
+    Alternative,
+    AttributeName,
+    Input,
+    Literal,
+    Operand,
+    Output,
+    PatternGraph,
+    Step,
+    attribute_names,
+)
 
 MAX_TEXT = 20_000
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z", re.ASCII)
@@ -175,15 +186,18 @@ class PatternParser:
             if given < low or (high is not None and given > high):
                 span = f"at least {low}" if high is None else str(low) if low == high else f"{low} to {high}"
                 raise self.fail(node, f"{given} {kind} for {alternative.op}", f"{span} ({', '.join(declared)})")
+        last = len(spec.inputs) - 1
         for i, operand in enumerate(operands):
             if operand is None and i < len(spec.inputs) and not spec.inputs[i].endswith(("?", "*")):
                 raise self.fail(node, f"None as {spec.inputs[i]!r} of {alternative.op}", "a value: it is not optional")
+            if isinstance(operand, Input) and operand.optional and not spec.inputs[min(i, last)].endswith("?"):
+                found = f"optional({operand.name}) as {spec.inputs[min(i, last)]!r} of {alternative.op}"
+                raise self.fail(node, found, "an operand that the operator can do without")
         for name, value in alternative.attributes.items():
             if name not in spec.attributes:
                 hint = UnknownNameError.among("attribute", name, spec.attributes)
                 raise self.fail(node, f"{alternative.op} has no attribute {name!r}", hint.expected, name=name)
-            if isinstance(value, AttributeName):
-                self.attributes.add(value.name)
+            self.attributes.update(attribute_names(value))
         missing = [n for n, d in spec.attributes.items() if d == REQUIRED and n not in alternative.attributes]
         if missing:
             raise self.fail(node, f"{alternative.op} without {', '.join(missing)}", "what has no default")
@@ -195,6 +209,8 @@ class PatternParser:
             if not _NAME.match(node.id):
                 raise self.fail(node, f"attribute name {node.id!r}", "letters, digits and underscores")
             return AttributeName(node.id)
+        if isinstance(node, ast.Tuple) and any(isinstance(e, ast.Name) for e in node.elts):
+            return tuple(self.attribute(e) for e in node.elts)
         value = self.literal(node)
         if value is None:
             raise self.fail(
@@ -216,6 +232,8 @@ class PatternParser:
 
     def operand(self, node: ast.expr) -> Operand:
         if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id == "optional":
+                return self.optional_input(node)
             return Output(self.call(node, ()))
         if isinstance(node, ast.Name):
             if not _NAME.match(node.id):
@@ -233,6 +251,14 @@ class PatternParser:
             )
         return Literal(value)
 
+    def optional_input(self, node: ast.Call) -> Input:
+        """``optional(name)`` in the place of an operand."""
+        name = node.args[0].id if len(node.args) == 1 and isinstance(node.args[0], ast.Name) else ""
+        if not _NAME.match(name) or node.keywords or name in self.assigned:
+            raise self.fail(node, f"operand {ast.unparse(node)!r}", "optional(input): an input that may be left out")
+        self.inputs.setdefault(name)
+        return Input(name, optional=True)
+
     # --- the whole ---------------------------------------------------------------------------------------------
 
     def finish(self, outputs: Sequence[str] | None) -> PatternGraph:
@@ -249,7 +275,9 @@ class PatternParser:
                 raise self.fail(line, f"{name!r} is neither read nor an output", "every value used", name=name)
         if all(s.optional for s in self.steps):
             raise self.fail(None, "every step is optional", "at least one step that every match has")
-        needed = {o.name for s in self.steps if not s.optional for o in s.operands if isinstance(o, Input)}
+        needed = {
+            o.name for s in self.steps if not s.optional for o in s.operands if isinstance(o, Input) and not o.optional
+        }
         needed |= {s.operands[0].name for s in self.steps if s.optional and isinstance(s.operands[0], Input)}
         steps = []
         for s in self.steps:

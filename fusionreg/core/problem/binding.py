@@ -15,7 +15,7 @@ from ..errors import ArgumentError, ExpressionError, MisfitError, UnknownNameErr
 from ..frozen import FrozenDict
 from ..spec import AttributeSpec
 from ..tensors import Form, TensorType
-from .types import Problem, Tensor
+from .types import Problem, Tensor, in_order
 
 if TYPE_CHECKING:
     from ..registry.catalog import FusionEntry
@@ -116,9 +116,11 @@ class _Seen:
         form = _output_form(entry, name, type_, axes, self.bound.folds, leading)
         shape = tensor_texts.expand(form, axes, leading)
         like = self.given.get(entry.spec.layouts.get(name, ""))
-        kept = like is not None and like.shape == shape and like.is_dense and not like.is_contiguous
+        kept = like is not None and len(like.shape) == len(shape) and like.is_dense and not like.is_contiguous
         dtype = self.dtypes.get(type_.dtype, type_.dtype)
-        return form, Outline(dtype, shape, like.strides if like is not None and kept else None)
+        if like is None or not kept:
+            return form, Outline(dtype, shape, None)
+        return form, Outline(dtype, shape, like.strides if like.shape == shape else in_order(like, shape))
 
 
 def _look(entry: FusionEntry, tensors: Mapping[str, Tensor | None], attributes: Mapping[str, Any]) -> _Seen:
@@ -131,6 +133,8 @@ def _look(entry: FusionEntry, tensors: Mapping[str, Tensor | None], attributes: 
     except ArgumentError as e:
         name = str(e.facts["tensor"])
         raise _wrong(entry, f"{name} has shape {e.found}", e.expected, tensor=name, shape=e.facts["shape"]) from None
+    if entry.derived:
+        bound = replace(bound, axes=FrozenDict(entry.completed(bound.axes, {**values, **choices})))
     axes = bound.axes
     clash = next((k for k, v in values.items() if k in axes and type(v) is int and v != axes[k]), None)
     if clash:

@@ -111,6 +111,13 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def in_order(like: Tensor, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Strides in elements of a tensor without gaps whose axes lie in memory in the order of those of ``like``."""
+    order = sorted(range(len(shape)), key=lambda i: (like.strides[i], like.shape[i] != 1, -i))
+    steps = row_major([shape[i] for i in reversed(order)])
+    return tuple(steps[len(shape) - 1 - order.index(i)] for i in range(len(shape)))
+
+
 def _fold(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, bool]:
     """Several axes as one: (extent, stride, whether one stride visits them all)."""
     extent = 1

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as default
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnknownNameError
+from ..errors import ExpressionError, UnknownNameError
 from ..expressions import Expression, ExpressionSet
 from ..frozen import EMPTY, FrozenDict
 from ..pattern.graph import Output, PatternGraph
@@ -215,6 +216,32 @@ class FusionEntry:
     def axes(self) -> tuple[str, ...]:
         """Axis names in order of first appearance."""
         return tuple(dict.fromkeys(a for t in self.tensors.values() for a in t.axes))
+
+    @cached_property
+    def derived(self) -> FrozenDict[str, Expression]:
+        """Axes that not every call's inputs tell, by what tells them: constraints of the form ``axis == expression``."""
+        told = {a for n, t in self.inputs.items() if n not in self.optional for a in t.axes} | set(self.spec.attributes)
+        found: dict[str, Expression] = {}
+        for text in self.spec.constraints:
+            axis, equals, rest = text.partition("==")
+            axis = axis.strip()
+            if equals and axis in self.axes and axis not in told and axis not in found:
+                try:
+                    found[axis] = Expression.parse(rest, whom=f"{self.name} {axis}")
+                except ExpressionError:
+                    continue  # a comparison that goes on, or a constraint that validation refuses
+        return FrozenDict({a: e for a, e in found.items() if not e.predicates})
+
+    def completed(self, axes: Mapping[str, Any], names: Mapping[str, Any] = EMPTY) -> dict[str, Any]:
+        """``axes`` with those that are derived from them. ``names``: attributes and choices; attributes that are left
+        out have their defaults. A derived axis stays open where one that it depends on is."""
+        known = {n: a.default for n, a in self.spec.attributes.items()} if self.derived else {}
+        known |= {**names, **axes}
+        found = dict(axes)
+        for axis, expression in self.derived.items():
+            if axis not in found and expression.names <= known.keys():
+                found[axis] = known[axis] = expression(known)
+        return found
 
     @property
     def choices(self) -> FrozenDict[str, tuple[str, ...]]:

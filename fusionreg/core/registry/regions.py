@@ -70,8 +70,13 @@ def _layouts(base: FusionEntry, made: FusionEntry) -> dict[str, str]:
     for output, like in base.spec.layouts.items():
         outputs = [n for n in made.in_place(output) if n in made.outputs]
         source = next((n for n in made.in_place(like) if n in made.inputs), "")
-        found |= {n: source for n in outputs if source and made.inputs[source].forms == made.outputs[n].forms}
+        found |= {n: source for n in outputs if source and _alike(made.inputs[source], made.outputs[n])}
     return found
+
+
+def _alike(a: TensorType, b: TensorType) -> bool:
+    """Whether tensors may have equal ranks, as far as their forms tell."""
+    return [(len(f.axes), f.leading) for f in a.forms] == [(len(f.axes), f.leading) for f in b.forms]
 
 
 def _tolerances(base: FusionEntry, region: Region) -> tuple[Tolerance, ...]:

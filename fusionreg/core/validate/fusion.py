@@ -69,7 +69,7 @@ def check_fusion(
             problems.add("extents", f"{axis} = {extent}", f"a positive extent of {', '.join(entry.axes)}")
     for output, like in spec.layouts.items():
         if like not in inputs or _ranks(inputs[like]) != _ranks(outputs.get(output)):
-            problems.add("layouts", f"{output} like {like}", "an output, and an input that may have its shape")
+            problems.add("layouts", f"{output} like {like}", "an output, and an input of its rank")
     scope = fusion_scope(entry)
     parsed = [problems.expression(f"constraints[{i}]", text, scope) for i, text in enumerate(spec.constraints)]
     constraints = tuple(c for c in parsed if c is not None)
@@ -183,14 +183,14 @@ def _check_tensors(problems: Problems, entry: FusionEntry, inside: Collection[st
         if name not in inside and all(t.dtype != name for t in entry.tensors.values()):
             problems.add(f"dtypes.{name}", "no tensor has it", "every dtype variable used, or left out")
     problems.attempt("inputs", lambda: folded_axis(entry.tensors))
-    told = {a for t in entry.inputs.values() for a in t.axes} | set(_sized(spec))
+    told = {a for t in entry.inputs.values() for a in t.axes} | {*_sized(spec), *entry.derived}
     for name, kind in entry.outputs.items():
         open_axes = sorted(set(kind.axes) - told)
         if open_axes:
             problems.add(
                 f"outputs.{name}",
                 f"no input tells axis {', '.join(open_axes)}",
-                "an axis of an input or an int attribute",
+                "an axis of an input, an int attribute, or a constraint `axis == …`",
             )
         if kind.space != "device":
             problems.add(f"outputs.{name}", f"memory space {kind.space}", "device: only inputs may live elsewhere")
@@ -304,7 +304,8 @@ def check_workload(problems: Problems, at: str, workload: Workload, entry: Fusio
     known = {"dtypes": tuple(spec.dtypes), "forms": tuple(spec.inputs), "layouts": tuple(spec.inputs)}
     _check_problem(problems, at, workload, known, entry)
     for field, names in (("axes", entry.axes), ("dtypes", tuple(spec.dtypes))):
-        missing = [n for n in names if n not in getattr(workload, field) and n not in spec.attributes]
+        told = {*getattr(workload, field), *spec.attributes, *entry.derived}
+        missing = [n for n in names if n not in told]
         if missing:
             problems.add(f"{at}.{field}", f"nothing for {', '.join(missing)}", "one for each")
     for name, word in workload.dtypes.items():

@@ -125,6 +125,8 @@ def _examples(attribute: AttributeSpec) -> tuple[Any, ...]:
 def _extents(entry: FusionEntry, attributes: Mapping[str, Any]) -> dict[str, int]:
     """Extents that meet every constraint of the form ``axis == expression``, where there are such."""
     axes: dict[str, int] = {a: EXTENTS[i % len(EXTENTS)] for i, a in enumerate(entry.axes)}
+    if entry.derived:  # windows that are short beside what they slide over
+        axes |= entry.spec.extents
     axes |= {n: v for n, v in attributes.items() if n in axes}
     for constraint in entry.constraints:
         tree = ast.parse(constraint.text, mode="eval").body

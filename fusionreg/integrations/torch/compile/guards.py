@@ -41,6 +41,7 @@ class Extents:
         folded = _folded(entry)
         if folded and leading:
             axes[folded] = prod(leading) * axes[folded]
+        axes = entry.completed(axes, {**match.attributes, **match.choices})
         names = {**axes, **match.attributes, **match.choices, **match.dtypes, **_predicates(match, entry, axes)}
         for text in match.guards:
             if not bool(Expression.parse(text)(names)):
