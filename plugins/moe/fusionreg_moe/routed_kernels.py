@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusionreg.core.spec import KernelSpec
+from fusionreg.core.spec import KernelSpec, TensorMap
 
 PLAIN = KernelSpec(
     name="plain",
@@ -11,7 +11,7 @@ PLAIN = KernelSpec(
     rounding="per_op",
     requires=("E <= 2147483647 - 32",),
     strides=("x", "logits", "gate_up", "down"),
-    constants={"THREADS": "256"},
+    constants={"THREADS": "256", "FAST": "0"},
     grid="M",
     block="THREADS",
     workspace="max(16, M * top_k * I * bits(T) // 8)",
@@ -19,4 +19,42 @@ PLAIN = KernelSpec(
     estimate="5e-6 + ceildiv(M, 4 * multiprocessors) * (2e-6 + top_k * I * D * 3 * bits(T) / 8 / 5e9)",
 )
 
-KERNELS = (PLAIN,)
+#: Rows of tokens of all experts, and blocks of them, at most; tiles of the products with the most.
+_ROWS = "M * top_k"
+_TILES = f"(min(E, {_ROWS}) + {_ROWS} // TOKENS) * max(ceildiv(I, 128), ceildiv(D, 256))"
+_GRID = f"max(1, min(multiprocessors, {_TILES}))"
+#: Numbers of each row, rows of experts by block, what is between the products, and the second ones.
+_WORKSPACE = (
+    f"4 * align({_ROWS} * 4, 128) + align({_GRID} * E * 4, 128) + align({_ROWS} * I * 2, 128) + {_ROWS} * D * 2"
+)
+_STAGE, _OUT = "(32768 + TOKENS * 128 + 16)", "4096"
+
+WGMMA = KernelSpec(
+    name="wgmma",
+    template="routed_wgmma.cu.j2",
+    summary="tokens sorted by expert on the device; weights by TMA, rows of tokens gathered, wgmma; persistent",
+    targets="sm_90a",
+    rounding="per_op",
+    requires=(
+        'T in ("float16", "bfloat16")',
+        "D % 8 == 0 and I % 8 == 0",
+        "aligned(x, 16) and aligned(y, 16)",
+        f"E <= 512 and {_ROWS} <= 2147483647 // 2",
+    ),
+    params={"TOKENS": (128, 32)},
+    constants={"THREADS": "384", "FAST": "1", "STAGES": f"min(6, (227000 - {_OUT} - 4352) // {_STAGE})"},
+    tensor_maps=tuple(
+        TensorMap(name=f"{name}_map", operand=name, box=("64", "64", "1"), swizzle="128", l2_promotion=256)
+        for name in ("gate_up", "down")
+    ),
+    grid=_GRID,
+    block="THREADS",
+    cooperative=True,
+    min_blocks=1,
+    shared_memory=f"STAGES * {_STAGE} + {_OUT}",
+    workspace=_WORKSPACE,
+    pending="not yet proven on a GPU",
+    estimate=f"1.5e-5 + max(min(E, {_ROWS}) * I * D * 6 / 4.2e12, {_ROWS} * I * D * 6 / 6.5e14)",
+)
+
+KERNELS = (WGMMA, PLAIN)

@@ -15,7 +15,7 @@ def _workload(model: str, axes: dict[str, int], top_k: int, tokens: int, goal: s
         mode="g" if mode == "g" else "b",
         axes={"M": tokens, **axes},
         dtypes={"T": "bfloat16", "L": "bfloat16"},
-        attributes={"top_k": top_k, "renormalise": 1},
+        attributes={"top_k": top_k, "renormalise": 1, "activation": "Swish"},
         absent=("bias",),
         goal=goal,
         summary="decoding" if tokens <= 64 else "prefill",
