@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusionreg.core.bench import Outcome, Results, current, gains, measure, subjects
 from fusionreg.core.bench import tuning as core
@@ -82,6 +82,14 @@ def tune(
     if ship:
         core.ship(found, catalog, device.environment)
     return found
+
+
+def device_facts() -> dict[str, Any]:
+    """What figures of the current CUDA device depend on: ``target``, ``multiprocessors``, ``environment``."""
+    _, device = _device(())
+    return {
+        "target": device.target, "multiprocessors": device.multiprocessors, "environment": dict(device.environment)
+    }  # fmt: skip
 
 
 def as_installed(found: Results) -> tuple[Results, frozenset[tuple[str, str]]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fusionreg.cli.app import FAILED, app
+from fusionreg.cli.app import FAILED, USAGE, app
+from fusionreg.cli.choices import EXECUTOR_HELP
 from fusionreg.cli.output import JSON_HELP, print_json, progress, table
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def bench(
     time_limit: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which no further workload is begun.")
     ] = None,
+    executor: Annotated[str, typer.Option(help=EXECUTOR_HELP)] = "",
     ship: Annotated[
         bool, typer.Option("--ship", help="Write the times into the plugins' packages: planning then goes by them.")
     ] = False,
@@ -46,7 +49,6 @@ def bench(
     stopped, and measures again what changed.
     """
     from fusionreg.benching import as_installed
-    from fusionreg.benching import bench as measure
     from fusionreg.core.bench.results import PEERS, read
 
     if html is not None:
@@ -60,9 +62,9 @@ def bench(
         rows, ok, said = found.rows, True, ""
     else:
         with progress("measuring", quiet=json) as tell:
-            outcome = measure(
-                fusions or (), only=only or (), out=out, again=again, frozen=frozen, time_limit=time_limit,
-                progress=tell, count=count, peers=tuple(p for p in peers if p != "none") if peers else PEERS,
+            outcome = _spread("bench", executor, time_limit)(
+                fusions or (), only=only or (), out=out, again=again, frozen=frozen, progress=tell, count=count,
+                peers=tuple(p for p in peers if p != "none") if peers else PEERS,
             )  # fmt: skip
         found, rows, ok = outcome.results, outcome.rows, outcome.ok
         why = f"the device is lost: {outcome.lost}" if outcome.lost else "for lack of time"
@@ -84,6 +86,20 @@ def bench(
         typer.echo(said or f"{len(rows)} rows: {results}")
     if not ok:
         raise typer.Exit(FAILED)
+
+
+def _spread(command: str, executor: str, time_limit: float | None) -> Callable[..., Any]:
+    """``bench`` or ``tune``, here or on workers."""
+    if not executor:
+        from fusionreg import benching
+
+        return partial(getattr(benching, command), time_limit=time_limit)
+    if time_limit is not None:
+        typer.echo("error: --time-limit is kept by one process: leave out --executor", err=True)
+        raise typer.Exit(USAGE)
+    from fusionreg import spreading
+
+    return partial(getattr(spreading, command), spreading.workers(executor))
 
 
 def show_results(
@@ -114,6 +130,7 @@ def tune(
     time_limit: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which no further kernel is begun.")
     ] = None,
+    executor: Annotated[str, typer.Option(help=EXECUTOR_HELP)] = "",
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Tries the parameters of kernels on a GPU, after checking their numbers; later calls use the best.
@@ -121,11 +138,11 @@ def tune(
     Results are kept in the cache for this GPU, driver and compiler, by class of problem: extents of one power of two
     share one. What is tuned here is not used where `--frozen` is given; what a plugin ships (`--ship`) is.
     """
-    from fusionreg.benching import tune as search
     from fusionreg.core.bench.listing import number
 
     with progress("tuning", quiet=json) as tell:
-        found = search(fusions or (), only=only or (), again=again, ship=ship, time_limit=time_limit, progress=tell)
+        search = _spread("tune", executor, time_limit)
+        found = search(fusions or (), only=only or (), again=again, ship=ship, progress=tell)
     if json:
         plain = [{k: v for k, v in vars(t).items() if k not in ("subject", "entry")} for t in found]
         return print_json([{**row, "trials": [vars(t) for t in row["trials"]]} for row in plain])

@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fusionreg.cli.app import FAILED, USAGE, app
-from fusionreg.cli.choices import INPUT_HELP, MODEL_HELP, Cases, Device, Policy, declared
+from fusionreg.cli.choices import EXECUTOR_HELP, INPUT_HELP, MODEL_HELP, Cases, Device, Policy, declared
 from fusionreg.cli.output import console, foreign_code, number, print_json, progress, short, table, writable
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def run(
     sanitize: Annotated[
         bool, typer.Option("--sanitize", help="In the simulator, also AddressSanitizer and UBSan builds.")
     ] = False,
+    executor: Annotated[str, typer.Option(help=EXECUTOR_HELP)] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Fail when a plugin failed to load.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report instead of tables.")] = False,
 ) -> None:
@@ -57,10 +58,12 @@ def run(
     A model is matched, planned, run fused, and compared with its original artefact on the same inputs.
     """
     from fusionreg.api import load_registry
-    from fusionreg.core.proof.prove import prove
 
     if evidence and device is not Device.CUDA:
         typer.echo("error: --evidence records a GPU run: add --device cuda", err=True)
+        raise typer.Exit(USAGE)
+    if sanitize and executor:
+        typer.echo("error: --sanitize runs in this process alone: leave out --executor", err=True)
         raise typer.Exit(USAGE)
     types = declared(input)
     for path in filter(None, (report, junit, evidence)):
@@ -71,11 +74,9 @@ def run(
     found = _checked_models(registry, models, device, policy, seed, explain, types, quiet=json)
     if fusions or not models:
         with progress("proving", quiet=json) as tell:
-            proven = prove(
-                registry.catalog, fusions, device=device.value, cases=cases.value, kernels=kernel,
-                progress=lambda done, total, e: tell(done, total, f"{e.fusion}/{e.kernel} {e.case}"),
-                evidence=evidence,
-                sanitize=sanitize,
+            proven = _proven(
+                registry, fusions, executor, sanitize, device=device.value, cases=cases.value, kernels=kernel,
+                progress=lambda done, total, e: tell(done, total, f"{e.fusion}/{e.kernel} {e.case}"), evidence=evidence,
             )  # fmt: skip
         found = proven + found
         for failure in registry.failures:  # of what was asked for, a part that could not even be loaded
@@ -95,6 +96,16 @@ def run(
         raise typer.Exit(FAILED)
     if not found.ok:
         raise typer.Exit(FAILED)
+
+
+def _proven(registry: Registry, fusions: list[str], executor: str, sanitize: bool, **options: Any) -> Report:
+    if executor:
+        from fusionreg import spreading
+
+        return spreading.run(spreading.workers(executor), fusions, **options)
+    from fusionreg.core.proof.prove import prove
+
+    return prove(registry.catalog, fusions, sanitize=sanitize, **options)
 
 
 def _is_model(target: str) -> bool:

@@ -165,13 +165,21 @@ def tune(
                     make = make or stack.enter_context(tuner.trials(subject))
                     made = _tune(subject, kernel, candidates, chosen, tuner, make, cache)
                     lost = tuner.lost()
-                    if made.ms is not None:
-                        body = {"params": dict(made.params), "ms": made.ms, "default_ms": made.default_ms,
-                                "tried": made.tried}  # fmt: skip
-                        meta = {"name": kernel.key, "parts": {"workload": name, **environment}}
-                        cache.put(KIND, key, json.dumps(body, sort_keys=True).encode(), meta)
+                    keep(made, cache, tuner.environment)
                     found.append(made)
     return tuple(found)
+
+
+def keep(tuned: Tuned, cache: Cache, environment: Mapping[str, str]) -> None:
+    """Has later calls on such a device take what tuning found; ``environment``: the device's."""
+    if tuned.ms is None or tuned.subject is None or tuned.entry is None:
+        return
+    facts = tuning_environment(environment)
+    key = key_of(tuned.subject.entry, tuned.entry, tuned.subject.problem, facts)
+    if key is not None:
+        body = {"params": dict(tuned.params), "ms": tuned.ms, "default_ms": tuned.default_ms, "tried": tuned.tried}
+        meta = {"name": tuned.kernel, "parts": {"workload": tuned.workload, **facts}}
+        cache.put(KIND, key, json.dumps(body, sort_keys=True).encode(), meta)
 
 
 def _tune(

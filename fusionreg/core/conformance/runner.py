@@ -36,6 +36,7 @@ def run(
     cache: Cache | None = None,
     executor: Executor | None = None,
     mutate: Mutate | None = None,
+    part: tuple[int, int] = (0, 1),
 ) -> Report:
     """Every kernel of the named fusions on every case.
 
@@ -51,13 +52,15 @@ def run(
         cache: for compiled units; None compiles anew.
         executor: the device itself, in place of ``device``.
         mutate: changes every rendered unit before it is compiled: how mutants are made.
+        part: (i, n): of the cases of each kernel only every n-th from number i on.
 
     Raises: :class:`UnknownNameError` for a fusion or kernel that nothing has.
     """
     entries = catalog.entries(names)
     on = executor or executor_for(device, cache)
     chosen = _kernels(entries, kernels, on.device)
-    trials = [(e, k, t) for e, k in chosen for t in derived.derive(e, k, on.target, cases)]
+    first, step = part
+    trials = [(e, k, t) for e, k in chosen for t in list(derived.derive(e, k, on.target, cases))[first::step]]
     report = Report(environment=Report().environment | on_facts(on) | {"cases": cases})
     evaluations: list[Evaluation] = []
     for made in _evaluations(trials, on, catalog, mutate, cases):

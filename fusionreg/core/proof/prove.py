@@ -32,13 +32,34 @@ def prove(
     progress: Progress | None = None,
     evidence: Path | None = None,
     sanitize: bool = False,
+    part: tuple[int, int] = (0, 1),
 ) -> Report:
     """Compiles every kernel for every shipped architecture it declares, then runs conformance.
 
     Arguments as in :func:`conformance.run` and :func:`conformance.executor_for`; ``evidence``: file to write the
-    evidence of a GPU run to. Errors as there, and :class:`ArgumentError` where no kernel is there to be proven.
+    evidence of a GPU run to. The first of several parts is the one that compiles for every architecture. Errors as
+    there, and of :func:`chosen_kernels`.
     """
     cache = Cache()
+    chosen = chosen_kernels(catalog, names, kernels)
+    executor = executor_for(device, cache, sanitize=sanitize)
+    proven = run(
+        catalog, names, device=device, cases=cases, kernels=kernels, progress=progress, cache=cache, executor=executor,
+        part=part,
+    )  # fmt: skip
+    if evidence is not None:
+        proofs.write(evidence, proofs.collect(proven, catalog.entries(names)))
+    units = compiled(chosen, cache) if part[0] == 0 else []
+    return Report(tuple(units) + proven.evaluations, (), proven.environment)
+
+
+def chosen_kernels(
+    catalog: Catalog, names: Sequence[str], kernels: Sequence[str] | None
+) -> list[tuple[FusionEntry, KernelEntry]]:
+    """The kernels named, or all, of the fusions named, or of all.
+
+    Raises: :class:`ArgumentError` where none is there to be proven, :class:`UnknownNameError` for a name.
+    """
     entries = catalog.entries(names)
     chosen = [(e, k) for e in entries for k in e.kernels if kernels is None or {k.name, k.key} & set(kernels)]
     if not chosen and not kernels:
@@ -48,13 +69,7 @@ def prove(
     if not chosen:
         known = [name for e in entries for k in e.kernels for name in (k.name, k.key)]
         raise UnknownNameError.among("kernel", ", ".join(kernels or ()), known)
-    executor = executor_for(device, cache, sanitize=sanitize)
-    proven = run(
-        catalog, names, device=device, cases=cases, kernels=kernels, progress=progress, cache=cache, executor=executor
-    )
-    if evidence is not None:
-        proofs.write(evidence, proofs.collect(proven, entries))
-    return Report(tuple(compiled(chosen, cache)) + proven.evaluations, (), proven.environment)
+    return chosen
 
 
 def compiled(kernels: Sequence[tuple[FusionEntry, KernelEntry]], cache: Cache | None) -> list[Evaluation]:

@@ -1,0 +1,234 @@
+"""What workers do, and how it becomes one report, one file of results, or one set of parameters.
+
+A worker loads the plugins that are installed where it runs. Kernels are proven there as they are there: evidence is
+refused where that is not what is installed here, or where workers differ among themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fusionreg import benching
+from fusionreg.core.bench import Outcome, Results, current, gains, subjects
+from fusionreg.core.bench.results import PEERS, file_name, read
+from fusionreg.core.bench.subject import Subject
+from fusionreg.core.bench.tuned import ShippedParameters, TunedParameters
+from fusionreg.core.bench.tuning import Tuned, keep
+from fusionreg.core.bench.tuning import ship as ship_parameters
+from fusionreg.core.cache import Cache
+from fusionreg.core.conformance.cases import Extent
+from fusionreg.core.conformance.runner import Progress
+from fusionreg.core.errors import ArgumentError, FusionregError, UnknownNameError
+from fusionreg.core.proof import evidence as proofs
+from fusionreg.core.proof.prove import chosen_kernels, prove
+from fusionreg.core.proof.report import Evaluation, Report, Status
+from fusionreg.core.registry.catalog import Catalog, load
+
+from .workers import Lost, Workers
+
+#: Facts of a run in which workers may not differ where their results become one piece of evidence.
+SAME = ("device", "gpu", "driver", "nvrtc", "target")
+#: Workloads that a worker takes at a time.
+AT_ONCE = 8
+
+_catalog = cache(load)
+
+
+def proof(fusion: str, kernel: str, device: str, cases: Extent, part: tuple[int, int]) -> tuple[Report, str]:
+    """On a worker: every ``part[1]``-th case of one kernel from number ``part[0]`` on, and the digest of the kernel."""
+    catalog = _catalog()
+    entry = catalog[fusion]
+    report = prove(catalog, (fusion,), device=device, cases=cases, kernels=(f"{fusion}/{kernel}",), part=part)
+    own = tuple(e for e in report.evaluations if e.fusion == fusion)
+    return replace(report, evaluations=own), _digest(entry, kernel)
+
+
+def _digest(entry: Any, kernel: str) -> str:
+    try:
+        return proofs.digest(entry, entry.kernel(kernel))
+    except FusionregError:  # it does not render: the report says so
+        return ""
+
+
+def run(
+    on: Workers,
+    names: Sequence[str] = (),
+    *,
+    device: str = "auto",
+    cases: Extent = "quick",
+    kernels: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    evidence: Path | None = None,
+) -> Report:
+    """As :func:`fusionreg.core.proof.prove.prove`, kernels and, of few kernels, their cases spread over workers.
+
+    A part whose workers died is an evaluation that failed. Raises :class:`ArgumentError` where workers differ in what
+    evidence names, or have other kernels than are installed here.
+    """
+    catalog = load()
+    chosen = chosen_kernels(catalog, names, kernels)
+    parts = max(1, -(-2 * on.count // len(chosen)))
+    items = [(e.name, k.name, device, cases, (i, parts)) for e, k in chosen for i in range(parts)]
+    found: dict[int, Report] = {}
+    facts: dict[str, Any] = {}
+    for index, made in on.map(proof, items):
+        name, kernel, *_, (i, _) = items[index]
+        if isinstance(made, Lost):
+            lost = Evaluation(name, kernel, f"part {i + 1} of {parts}", "", Status.RUNTIME_ERROR, reason=made.reason)
+            made = Report((lost,)), ""
+        else:
+            _same(facts, made[0].environment, f"{name}/{kernel}")
+            if evidence is not None and made[1] != _digest(catalog[name], kernel):
+                raise ArgumentError(
+                    "cannot write evidence", f"of {name}/{kernel}", "a worker has another version of it than is here",
+                    "the same plugins everywhere",
+                )  # fmt: skip
+        found[index] = made[0]
+        if progress is not None and made[0].evaluations:
+            progress(len(found), len(items), made[0].evaluations[-1])
+    ordered = [found[i] for i in sorted(found)]
+    report = Report(
+        tuple(e for part in ordered for e in part.evaluations), (),
+        next((r.environment for r in ordered if "target" in r.environment), ordered[0].environment),
+    )  # fmt: skip
+    if evidence is not None:
+        proofs.write(evidence, proofs.collect(report, list(dict.fromkeys(e for e, _ in chosen))))
+    return report
+
+
+def _same(facts: dict[str, Any], environment: Any, whom: str) -> None:
+    for name in SAME:
+        here = environment.get(name, "")
+        if facts.setdefault(name, here) != here:
+            raise ArgumentError(
+                "workers differ", f"in their {name}", f"{here!r} where {whom} ran", f"{facts[name]!r} as before"
+            )
+
+
+def measured(fusion: str, workloads: Sequence[str], known: str, options: dict[str, Any]) -> str:
+    """On a worker: results of some workloads of one fusion as JSON; ``known``: what the file has, "" for nothing."""
+    with TemporaryDirectory() as folder:
+        if known:
+            there = Results.model_validate_json(known)
+            there.write(Path(folder) / file_name(there.gpu))
+        outcome = benching.bench((fusion,), only=tuple(workloads), out=Path(folder), **options)
+        return outcome.results.model_copy(update={"rows": outcome.rows}).model_dump_json()
+
+
+def bench(
+    on: Workers,
+    names: Sequence[str] = (),
+    *,
+    only: Sequence[str] = (),
+    out: Path = benching.FOLDER,
+    again: bool = False,
+    frozen: bool = False,
+    peers: Sequence[str] = PEERS,
+    count: bool = True,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Outcome:
+    """As :func:`fusionreg.benching.bench`, workloads spread over workers, which all have one kind of GPU.
+
+    The file is written as soon as a worker has answered. Workloads whose workers died have no row.
+    """
+    catalog = load()
+    items: list[tuple[str, list[str]]] = _chunks(catalog, names, only)
+    options = {"again": again, "frozen": frozen, "peers": tuple(peers), "count": count}
+    there = [read(path) for path in sorted(out.glob("*.json"))]
+    calls = [(fusion, some, _rows_of(there, fusion, some), options) for fusion, some in items]
+    results: Results | None = None
+    path = out
+    done, lost = [], ""
+    for ended, (index, made) in enumerate(on.map(measured, calls), 1):
+        if isinstance(made, Lost):
+            lost = f"{items[index][0]}: {made.reason}"
+            continue
+        part = Results.model_validate_json(made)
+        if results is None:
+            path = out / file_name(part.gpu)
+            results = read(path) if path.exists() else Results(gpu=part.gpu)
+        if part.gpu != results.gpu:
+            raise ArgumentError("workers differ", "in their GPU", repr(part.gpu), repr(results.gpu))
+        for row in part.rows:
+            results = results.with_row(row, part.runs[row.run])
+            done.append(row.key)
+        results.write(path)
+        if progress is not None:
+            progress(ended, len(items), items[index][0])
+    if results is None:
+        raise FusionregError("cannot measure", "speed", lost, "workers that live")
+    tuned = ShippedParameters() if frozen else TunedParameters()
+    gains.keep(*current(results, catalog, tuned), catalog, Cache())
+    rows = tuple(r for r in map(results.find, done) if r is not None)
+    wanted = sum(len(some) for _, some in items)
+    return Outcome(results, path, rows, len(done), 0, wanted - len(done), lost)
+
+
+def _rows_of(files: Sequence[Results], fusion: str, workloads: Sequence[str]) -> str:
+    """What a file has of these workloads, as JSON; "" where none has any, or several of different GPUs have."""
+    rows = [tuple(r for r in f.rows if r.fusion == fusion and r.workload in workloads) for f in files]
+    found = [f.model_copy(update={"rows": some}) for f, some in zip(files, rows, strict=True) if some]
+    return found[0].model_dump_json() if len(found) == 1 else ""
+
+
+def _chunks(catalog: Catalog, names: Sequence[str], only: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """(fusion, some of its workloads), for one worker each."""
+    wanted: dict[str, list[str]] = {}
+    for subject in subjects(catalog, "sm_90a", names, only):
+        wanted.setdefault(subject.entry.name, []).append(subject.workload.name)
+    return [(f, w[i : i + AT_ONCE]) for f, w in wanted.items() for i in range(0, len(w), AT_ONCE)]
+
+
+def searched(fusion: str, workloads: Sequence[str], again: bool) -> tuple[dict[str, Any], list[Tuned]]:
+    """On a worker: the device, and what tuning found, without what cannot be sent."""
+    found = benching.tune((fusion,), only=tuple(workloads), again=again)
+    return benching.device_facts(), [replace(t, subject=None, entry=None) for t in found]
+
+
+def tune(
+    on: Workers,
+    names: Sequence[str] = (),
+    *,
+    only: Sequence[str] = (),
+    again: bool = False,
+    ship: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> tuple[Tuned, ...]:
+    """As :func:`fusionreg.benching.tune`, workloads spread over workers; this machine keeps what they found, too."""
+    catalog, cache = load(), Cache()
+    items = _chunks(catalog, names, only)
+    found: list[Tuned] = []
+    environment: dict[str, str] = {}
+    for ended, (index, made) in enumerate(on.map(searched, [(f, some, again) for f, some in items]), 1):
+        fusion, some = items[index]
+        if isinstance(made, Lost):
+            found += [Tuned(fusion, workload, reason=made.reason) for workload in some]
+            continue
+        device, rows = made
+        environment = device["environment"]
+        for tuned in (_made_concrete(row, catalog, device) for row in rows):
+            keep(tuned, cache, environment)
+            found.append(tuned)
+        if progress is not None:
+            progress(ended, len(items), fusion)
+    if ship:
+        ship_parameters(found, catalog, environment)
+    return tuple(found)
+
+
+def _made_concrete(tuned: Tuned, catalog: Catalog, device: dict[str, Any]) -> Tuned:
+    """With the workload and the kernel as they are here, which no worker can send."""
+    if tuned.ms is None:
+        return tuned
+    fusion, _, kernel = tuned.kernel.rpartition("/")
+    entry = catalog[fusion]
+    workload = next((w for w in entry.spec.workloads if w.name == tuned.workload), None)
+    if workload is None:
+        raise UnknownNameError.among("workload", tuned.workload, [w.name for w in entry.spec.workloads])
+    subject = Subject.of(entry, workload, device["target"], catalog.ops, None, device["multiprocessors"])
+    return replace(tuned, subject=subject, entry=entry.kernel(kernel))

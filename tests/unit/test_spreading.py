@@ -1,0 +1,170 @@
+"""Work on workers: all of it once, what a dead worker had again, and reports as those of one process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import spread_work
+
+from fusionreg import spreading
+from fusionreg.core.errors import ArgumentError, MissingDependencyError
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.proof.prove import prove
+from fusionreg.core.proof.report import Evaluation, Report, Status
+from fusionreg.core.registry.catalog import load
+from fusionreg.spreading import Lost, work, workers
+from fusionreg.spreading.workers import DaskWorkers, LocalWorkers, visible_devices
+
+FUSION = "norm.swish_dropout"
+
+
+def test_every_item_once() -> None:
+    found = LocalWorkers([{}, {}]).map(spread_work.square, [(i,) for i in range(5)])
+    assert dict(found) == {0: 0, 1: 1, 2: 4, 3: 9, 4: 16}
+
+
+def test_each_worker_has_its_device() -> None:
+    on = LocalWorkers([{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}])
+    seen = {r for _, r in on.map(spread_work.environment, [("CUDA_VISIBLE_DEVICES", 1.0)] * 2)}
+    assert seen == {"3", "5"}
+
+
+def test_what_a_dead_worker_had_is_done_again(tmp_path) -> None:
+    items = [(str(tmp_path / "died"), i) for i in range(3)]
+    assert dict(LocalWorkers([{}]).map(spread_work.dies_once, items)) == {0: 0, 1: 1, 2: 2}
+
+
+def test_what_kills_every_worker_is_lost_and_the_rest_is_done() -> None:
+    found = dict(LocalWorkers([{}]).map(spread_work.dies, [(i,) for i in range(3)]))
+    assert (found[0], found[2]) == (0, 2)
+    assert found[1] == Lost("2 worker processes died of it")
+
+
+def test_an_error_is_raised_here() -> None:
+    with pytest.raises(ValueError, match="no 4"):
+        list(LocalWorkers([{}]).map(spread_work.fails, [(4,)]))
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "processes", "processes:0", "processes:x", "dask", "dask:", "gpus:x"])
+def test_unknown_executors(text) -> None:
+    with pytest.raises(ArgumentError, match=r"unknown executor.*processes:N"):
+        workers(text)
+
+
+class Driver:
+    def device_count(self) -> int:
+        return 4
+
+
+def test_gpus_of_this_host(monkeypatch) -> None:
+    monkeypatch.setattr("fusionreg.core.runtime.driver.driver", Driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_devices() == ["0", "1", "2", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,2,7")
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in workers("gpus:3").environments] == ["GPU-a", "GPU-b", "2"]
+    with pytest.raises(ArgumentError, match="4 GPUs are here"):
+        workers("gpus:5")
+
+
+def test_no_scheduler() -> None:
+    with pytest.raises(MissingDependencyError, match="a scheduler that answers"):
+        DaskWorkers("nowhere")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    import dask
+    from distributed import LocalCluster
+
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as made,
+    ):
+        yield made
+
+
+def test_dask(cluster, tmp_path) -> None:
+    on = workers(f"dask:{cluster.scheduler_address}")
+    assert on.count == 1
+    assert dict(on.map(pow, [(i, 2) for i in range(4)])) == {0: 0, 1: 1, 2: 4, 3: 9}
+    found = dict(on.map(spread_work.dies_once, [(str(tmp_path / "died"), 5)]))
+    assert found == {0: 5}
+
+
+def parts(report: Report) -> dict[str, Status]:
+    return {e.key: e.status for e in report.evaluations}
+
+
+def test_a_run_on_workers_is_the_run_of_one_process() -> None:
+    """Cases of few kernels are spread, too; units for other architectures are compiled once."""
+    alone = prove(load(), (FUSION,), device="sim", cases="quick")
+    spread = spreading.run(LocalWorkers([{}] * 2), (FUSION,), device="sim", cases="quick")
+    assert parts(spread) == parts(alone)
+    assert len(spread.evaluations) == len(alone.evaluations)
+    assert spread.ok
+    assert spread.environment["target"] == alone.environment["target"]
+
+
+class Answers:
+    """Workers that give what a test wants."""
+
+    count = 2
+
+    def __init__(self, answer) -> None:
+        self.answer = answer
+
+    def map(self, work, items):
+        for i in reversed(range(len(items))):
+            yield i, self.answer(*items[i])
+
+
+def gpu_report(fusion, kernel, part, **facts):
+    environment = {"device": "NVIDIA X", "gpu": "NVIDIA X", "driver": "580", "nvrtc": "13.0", "target": "sm_90a"}
+    evaluation = Evaluation(fusion, kernel, f"case {part[0]}", "float16", Status.PASSED, device="NVIDIA X")
+    return Report((evaluation,), (), FrozenDict({**environment, "cases": "all", **facts}))
+
+
+def test_a_lost_part_fails() -> None:
+    kernel = load()[FUSION].kernels[0].name
+
+    def answer(fusion, kernel, device, cases, part):
+        return Lost("2 died") if part[0] == 1 else (gpu_report(fusion, kernel, part), "")
+
+    found = spreading.run(Answers(answer), (FUSION,), device="cuda", kernels=[kernel])
+    assert [(e.case, e.status) for e in found.evaluations][:2] == [
+        ("case 0", Status.PASSED), ("part 2 of 4", Status.RUNTIME_ERROR)
+    ]  # fmt: skip
+    assert not found.ok
+
+
+def test_workers_that_differ() -> None:
+    def answer(fusion, kernel, device, cases, part):
+        return gpu_report(fusion, kernel, part, driver=f"58{part[0]}"), ""
+
+    with pytest.raises(ArgumentError, match="workers differ in their driver"):
+        spreading.run(Answers(answer), (FUSION,), device="cuda")
+
+
+def test_no_evidence_of_another_version(tmp_path) -> None:
+    def answer(fusion, kernel, device, cases, part):
+        return gpu_report(fusion, kernel, part), "another digest"
+
+    path = tmp_path / "evidence.json"
+    with pytest.raises(ArgumentError, match="another version of it than is here"):
+        spreading.run(Answers(answer), (FUSION,), device="cuda", cases="all", evidence=path)
+    assert not path.exists()
+
+
+def test_evidence_of_all_parts(tmp_path) -> None:
+    entry = load()[FUSION]
+
+    def answer(fusion, kernel, device, cases, part):
+        return gpu_report(fusion, kernel, part), work._digest(entry, kernel)
+
+    path = tmp_path / "evidence.json"
+    spreading.run(Answers(answer), (FUSION,), device="cuda", cases="all", evidence=path)
+    rows = json.loads(path.read_text())["kernels"]
+    assert [(r["kernel"], r["passed"]) for r in rows] == [
+        (k.key, 1 if len(entry.kernels) > 4 else max(1, -(-4 // len(entry.kernels)))) for k in entry.kernels
+    ]
