@@ -219,7 +219,7 @@ class FusionEntry:
 
     @cached_property
     def derived(self) -> FrozenDict[str, Expression]:
-        """Axes that not every call's inputs tell, by what tells them: constraints of the form ``axis == expression``."""
+        """Axes that inputs may leave open, by what tells them: constraints of the form ``axis == expression``."""
         told = {a for n, t in self.inputs.items() if n not in self.optional for a in t.axes} | set(self.spec.attributes)
         found: dict[str, Expression] = {}
         for text in self.spec.constraints:

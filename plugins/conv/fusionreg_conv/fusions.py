@@ -59,7 +59,8 @@ _PADS = "pad_top >= 0 and pad_left >= 0 and pad_bottom >= 0 and pad_right >= 0"
 CONSTRAINTS = (
     _POSITIVE,
     _PADS,
-    "R <= 7 and S <= 7",
+    "1 <= R and R <= 7 and 1 <= S and S <= 7",
+    "G >= 1",
     "C == G * groups",
     "K % groups == 0",
     "P == (H + pad_top + pad_bottom - dilation_h * (R - 1) - 1) // stride_h + 1",

@@ -43,6 +43,59 @@ def _plain(words: str) -> KernelSpec:
     )
 
 
+#: Windows of a pool that a block has: 16 times those one below the other, and those side by side.
+_POOL_TILES = (4 * 16 + 8, 3 * 16 + 8, 7 * 16 + 15, 6 * 16 + 14, 2 * 16 + 8, 1 * 16 + 8, 1 * 16 + 1)
+
+
+def vectors(tensor: str, channels: str) -> str:
+    """Whether channels lie side by side in chunks of 16 bytes; an axis of extent 1 may have any stride."""
+    extents = {"x": ("N", "H", "W"), "w": ("K", "R", "S")}.get(tensor, ("N", "P", "Q"))
+    steps = (f"({e} == 1 or stride({tensor}, {i}) % 8 == 0)" for i, e in zip((0, 2, 3), extents, strict=True))
+    return f"{channels} % 8 == 0 and stride({tensor}, 1) == 1 and aligned({tensor}, 16) and {' and '.join(steps)}"
+
+
+def _tensor_core(words: str) -> KernelSpec:
+    pool = words.endswith("pool")
+    tiles = "ceildiv(N * P * Q, PIXELS)"
+    params: dict[str, tuple[int, ...]] = {"PIXELS": (128, 64), "CHANNELS": (128, 64)}
+    constants = {"WARPS_M": "2", "WARPS_N": "2 if CHANNELS == 64 else 4", "DEPTH": "32", "STAGES": "4"}
+    last = vectors("y", "K // groups")
+    valid = ["PIXELS == 128 or CHANNELS == 64"]
+    if "residual" in tensors(words):
+        last += f" and (not present(residual) or {vectors('residual', 'K')})"
+    if pool:
+        tu, tv = "(POOLED // 16)", "(POOLED % 16)"
+        tiles = f"N * ceildiv(U, {tu}) * ceildiv(V, {tv})"
+        params |= {"POOLED": _POOL_TILES}
+        constants |= {"TU": "POOLED // 16", "TV": "POOLED % 16"}
+        valid += [f"(({tu} - 1) * pool_stride_h + pool_h) * (({tv} - 1) * pool_stride_w + pool_w) <= PIXELS"]
+        last = last.replace("P == 1", "U == 1").replace("Q == 1", "V == 1")
+    blocks = f"{tiles} * groups * ceildiv(K // groups, CHANNELS)"
+    work = "PIXELS * CHANNELS * G * R * S * 2"
+    return KernelSpec(
+        name="tensor_core",
+        template="tensor_core.cu.j2",
+        regions=() if pool else ("y",),
+        summary="mma.sync m16n8k16, channels last by cp.async, any other layout an element at a time",
+        requires=('T in ("float16", "bfloat16")', "G * R * S < 1073741824"),
+        strides=tensors(words),
+        params={**params, "X": (0, 1, 2), "WEIGHTS": (0, 1), "LAST": (1, 0)},
+        valid=(
+            *valid,
+            f"X == (0 if {vectors('x', 'G')} else 1 if G % 8 == 0 else 2)",
+            f"WEIGHTS == (0 if {vectors('w', 'G')} else 1)",
+            f"LAST == (1 if {last} else 0)",
+        ),
+        constants={**constants, **EPILOGUES[words]},
+        grid=blocks,
+        block="32 * WARPS_M * WARPS_N",
+        shared_memory="max(STAGES * (PIXELS + CHANNELS) * DEPTH * 2, PIXELS * (CHANNELS + 8) * 4)",
+        estimate=f"4e-6 + max({work} / (2.3e12 if PIXELS == 128 else 1.4e12), ceildiv({blocks}, 132) * {work} / "
+        "(3e12 if CHANNELS * PIXELS == 16384 else 2.4e12 if PIXELS == 128 else 1.8e12)) * (1 if X == 0 else 3)",
+        pending="no GPU has run it",
+    )
+
+
 def kernels(words: str) -> tuple[KernelSpec, ...]:
     """All of them, for the fusion of that name."""
-    return (_plain(words),)
+    return (_tensor_core(words), _plain(words))
