@@ -136,7 +136,7 @@ def _forward(words: str, summary: str, *, mask: str = "", causal: bool = False) 
         cases=_fitting(_cases(causal, mask == "mask"), rank, attributes),
         tolerances=(_SMALL, _ROUNDING),
         workloads=workloads(words),
-        kernels=kernels("forward", rank, ("x", "y"), mask, causal=causal, traffic=2.0),
+        kernels=kernels("forward", rank, ("x", "y"), mask, causal=causal),
         tags=("S16", "attention"),
     )
 
@@ -171,7 +171,7 @@ def _backward(words: str, summary: str, *, mask: str = "", causal: bool = False,
         cases=_fitting(cases, rank, attributes),
         tolerances=(_CANCELLED,),
         workloads=workloads(f"{words}_backward"),
-        kernels=kernels("backward", rank, ("dy", "y", "dx"), mask, causal=causal, dropout=dropout, traffic=3.0),
+        kernels=kernels("backward", rank, ("dy", "y", "dx"), mask, causal=causal, dropout=dropout),
         tags=("S16", "attention", "training", "backward"),
     )
 

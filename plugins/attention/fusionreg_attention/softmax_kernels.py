@@ -7,6 +7,8 @@ from typing import Any
 
 from fusionreg.core.spec import KernelSpec
 
+from . import softmax_estimates as estimates
+
 #: Of kernels without evidence.
 UNSEEN = "no GPU has run all its cases as it now is"
 
@@ -29,7 +31,7 @@ _HAS_KEYS = "((15 - form({0})) % 2 if present({0}) else 0)"
 
 def kernels(
     template: str, rank: int, tensors: Sequence[str], mask: str = "", *, causal: bool = False,
-    dropout: bool = False, traffic: float,
+    dropout: bool = False,
 ) -> tuple[KernelSpec, ...]:  # fmt: skip
     """All kernels of a fusion.
 
@@ -40,7 +42,6 @@ def kernels(
         mask: the one that is broadcast over them, "" for none.
         causal: whether keys are hidden.
         dropout: whether probabilities are dropped.
-        traffic: how often a tensor of the rows' size moves.
     """
     masks = (mask,) if mask else ()
     rows = {2: "Q", 3: "H * Q", 4: "B * H * Q"}[rank]
@@ -60,14 +61,13 @@ def kernels(
         *(f"{_HAS_KEYS.format(m)} == 0 or shape({m}, -1) == 1 or stride({m}, -1) == 1" for m in masks),
     )
     pending = UNSEEN if template == "backward" and causal and mask and not dropout else ""
-    seconds = f"{traffic} * {rows} * K * bits(T) / 8"
 
     grid = {2: (), 3: ("1 if FLAT else H",), 4: ("1 if FLAT else H", "1 if FLAT else B")}[rank]
     matrices = {2: (), 3: ("FLAT or H <= 65535",), 4: ("FLAT or H <= 65535 and B <= 65535",)}[rank]
 
     def held(
         name: str, summary: str, most: int, params: Mapping[str, Any], valid: Sequence[str], threads: str,
-        estimate: str, **fields: Any,
+        start: float, **fields: Any,
     ) -> KernelSpec:  # fmt: skip
         groups = f"({threads} // LANES)"
         return KernelSpec(
@@ -86,24 +86,23 @@ def kernels(
             constants={**constants, "THREADS": threads},
             grid=(f"ceildiv({rows} if FLAT else Q, {groups}) * SPREAD", *grid),
             block=threads,
-            estimate=f"{estimate} + {seconds} / {speed}",
+            estimate=estimates.held(template, f"({rows})", threads, causal, start),
             pending=pending,
             **fields,
         )  # fmt: skip
 
-    speed = "(4e12 if VEC > 1 else 8e11)"
     return (
         held(
             "rows", "rows in the registers of a warp or a part of it, read once", WARP,
             {"LANES": (8, 16, 32), "VALUES": (8, 16, 32, 64), "SPREAD": (1,)},
             ("VALUES == 8 or LANES == 32", "LANES * VALUES == 64 or 2 * K > LANES * VALUES"),
-            "128", "3e-6 + (VALUES == 64) * 1e-6",
+            "128", 2e-6,
         ),
         held(
             "block", "a row in the registers of a block, read once", BLOCK,
             {"LANES": (128, 256, 512, 1024), "VALUES": (16, 32), "SPREAD": (1,)},
             ("LANES * VALUES == 2048 or 2 * K > LANES * VALUES",),
-            "LANES", "3.5e-6 + (LANES + 4 * VALUES) * 1e-9 + (LANES * VALUES > 8192) * 2e-6",  # alone on its part
+            "LANES", 2.3e-6,
         ),
         *(() if rank == 4 else (held(
             "cluster", "a row in the registers of a cluster of blocks, read once", CLUSTER,
@@ -113,7 +112,7 @@ def kernels(
                 "LANES > 128 or SPREAD == 2",
                 "LANES < 1024 or SPREAD == 8",
             ),
-            "LANES", "4e-6 + (LANES + 4 * VALUES + 8 * SPREAD) * 1e-9",
+            "LANES", 2.6e-6,
             targets="sm_90+",
             cluster="SPREAD",
         ),)),
@@ -128,7 +127,7 @@ def kernels(
             constants={**constants, "FLAT": "1", "SPREAD": "1"},
             grid=rows,
             block="THREADS",
-            estimate=f"4e-6 + 1.6 * {seconds} / {speed} + (THREADS == 1024) * 1e-7",
+            estimate=estimates.long(template, f"({rows})", causal),
             pending=pending,
         ),
     )  # fmt: skip
