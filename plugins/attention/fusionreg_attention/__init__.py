@@ -1,7 +1,7 @@
 """The family ``attention``: softmax over masked scores, and attention without scores in memory.
 
 ``softmax`` has fusions of scores that are in memory: scale, mask, causal, softmax, and their gradients; ``sdpa`` has
-attention as one operator.
+attention as one operator, for which ``decode`` has kernels for few queries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fusionreg.core.spec import FusionSpec, KernelSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import sdpa, softmax
+from . import decode, sdpa, softmax
 
 
 @hookimpl
@@ -21,4 +21,4 @@ def register_fusions() -> Sequence[FusionSpec]:
 
 @hookimpl
 def register_kernels() -> Sequence[KernelSpec]:
-    return sdpa.KERNELS
+    return (*sdpa.KERNELS, *decode.KERNELS)
