@@ -21,6 +21,8 @@ _ATTENTION: Mapping[str, Any] = {
     "softcap": 0.0,
     "softmax_precision": "",
 }
+#: Those that say which keys a query sees, and what becomes of its scores.
+_POSITIONS = ("is_causal", "left_window_size", "right_window_size", "scale", "softcap")
 
 
 def _split_heads(shape: Extents, heads: int | None) -> tuple[Extent, ...]:
@@ -51,6 +53,7 @@ def _attention_type(inputs: Inputs, attributes: Attributes, constants: Constants
         (k.dtype, (ks[0], ks[1], length, ks[3])),
         (v.dtype, (vs[0], vs[1], length, vs[3])),
         (q.dtype, (qs[0], qs[1], qs[2], length)),
+        ("float64" if q.dtype == "float64" else "float32", qs[:3]),
     ]
 
 
@@ -90,7 +93,7 @@ def _bias(xp: Any, q: Any, length: int, mask: Any, offset: Any, seqlen: Any, cau
 @operator(
     "Attention",
     "q k v attn_mask? past_key? past_value? nonpad_kv_seqlen?",
-    outputs="y present_key? present_value? qk_matmul_output?",
+    outputs="y present_key? present_value? qk_matmul_output? log_sum_exp?",
     infer=_attention_type,
     attributes=_ATTENTION,
 )
@@ -114,7 +117,11 @@ def attention(
     softcap: float,
     softmax_precision: str,
 ) -> Any:
-    """As ONNX Attention (opset 25): softmax(scale · q kᵀ + bias) v, heads grouped; a row without any key gives 0."""
+    """As ONNX Attention (opset 25): softmax(scale · q kᵀ + bias) v, heads grouped; a row without any key gives 0.
+
+    Beyond ONNX, ``log_sum_exp`` [B H Q] of the scores, in float32: all that gradients need to have the weights again.
+    -inf of a row without any key.
+    """
     flat = q.ndim == 3
     q, k, v = _heads(xp, q, q_num_heads), _heads(xp, k, kv_num_heads), _heads(xp, v, kv_num_heads)
     offset: Any = 0
@@ -126,10 +133,8 @@ def attention(
         offset = xp.ns.reshape(seqlen, (-1, 1, 1, 1)) - q.shape[2]
     bias = _bias(xp, q, k.shape[2], attn_mask, offset, seqlen, is_causal, left_window_size, right_window_size)
     kept_k, kept_v = k, v
-    group = q.shape[1] // k.shape[1]
-    if group > 1:
-        k, v = xp.ns.repeat(k, group, axis=1), xp.ns.repeat(v, group, axis=1)
-    root = math.sqrt(1.0 / math.sqrt(q.shape[3]) if scale is None else scale)
+    k, v = _repeated(xp, q, k, v)
+    root = math.sqrt(_scale(q, scale))
     raw = xp.matmul(q * root, xp.ns.matrix_transpose(k) * root)
     capped = xp.ns.tanh(raw / softcap) * softcap if softcap else raw
     scores = capped + bias
@@ -138,7 +143,29 @@ def attention(
     if flat:
         y = xp.ns.permute_dims(y, (0, 2, 1, 3))
         y = xp.ns.reshape(y, (y.shape[0], y.shape[1], y.shape[2] * y.shape[3]))
-    return y, kept_k, kept_v, (raw, capped, scores, chance)[qk_matmul_output_mode]
+    return y, kept_k, kept_v, (raw, capped, scores, chance)[qk_matmul_output_mode], _log_sum_exp(xp, scores)
+
+
+def _repeated(xp: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """k and v with a head for each of q."""
+    group = q.shape[1] // k.shape[1]
+    return (xp.ns.repeat(k, group, axis=1), xp.ns.repeat(v, group, axis=1)) if group > 1 else (k, v)
+
+
+def _scale(q: Any, scale: float | None) -> float:
+    return 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+
+
+def _log_sum_exp(xp: Any, scores: Any) -> Any:
+    """Of the last axis; -inf where all of it is, or there is none of it."""
+    if scores.shape[-1] == 0:
+        return xp.full(tuple(scores.shape[:-1]), -math.inf, scores)
+    top = xp.ns.max(scores, axis=-1)
+    base = xp.ns.where(top == -math.inf, xp.ns.zeros_like(top), top)
+    total = xp.ns.sum(xp.ns.exp(scores - base[..., None]), axis=-1)
+    nothing = total == 0
+    found = xp.ns.log(xp.ns.where(nothing, xp.ns.ones_like(total), total)) + base
+    return xp.ns.where(nothing, xp.full((), -math.inf, found), found)
 
 
 def _softmax(xp: Any, scores: Any, bias: Any) -> Any:
@@ -150,6 +177,60 @@ def _softmax(xp: Any, scores: Any, bias: Any) -> Any:
     e = xp.ns.exp(safe - xp.ns.max(safe, axis=-1, keepdims=True))
     p = e / xp.ns.sum(e, axis=-1, keepdims=True)
     return xp.ns.where(forbidden, xp.full((), 0.0, p), p)
+
+
+def _attention_grad_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    return [(x.dtype, x.shape) for x in (operand(inputs, i) for i in (1, 2, 3))]
+
+
+@operator(
+    "fusionreg::AttentionGrad",
+    "dy q k v y log_sum_exp attn_mask?",
+    outputs="dq dk? dv?",
+    infer=_attention_grad_type,
+    attributes={n: a for n, a in _ATTENTION.items() if n in _POSITIONS},
+)
+def attention_grad(
+    xp: Any,
+    dy: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    y: Any,
+    log_sum_exp: Any,
+    attn_mask: Any = None,
+    *,
+    is_causal: int,
+    left_window_size: int,
+    right_window_size: int,
+    scale: float | None,
+    softcap: float,
+) -> Any:
+    """The gradients of Attention over four axes, from its results ``y`` and ``log_sum_exp``.
+
+    The weights are p = exp(min(score - log_sum_exp, 0)), 0 for keys that are forbidden, and the gradient of scores is
+    r = p · (dy vᵀ - Σ dy y), times that of the cap: dq = scale · r k, dk = scale · rᵀ q and dv = pᵀ dy, the last two
+    summed over the heads that share k and v.
+    """
+    shared, factor = k.shape[1], _scale(q, scale)
+    keys, values = _repeated(xp, q, k, v)
+    bias = _bias(xp, q, k.shape[2], attn_mask, 0, None, is_causal, left_window_size, right_window_size)
+    raw = xp.matmul(q, xp.ns.matrix_transpose(keys)) * factor
+    bent = xp.ns.tanh(raw / softcap) if softcap else None
+    scores = (raw if bent is None else bent * softcap) + bias
+    zero = xp.full((), 0.0, scores)
+    behind = scores - log_sum_exp[..., None]
+    p = xp.ns.where(bias == -math.inf, zero, xp.ns.exp(xp.ns.where(behind > 0, zero, behind)))
+    slope = xp.matmul(dy, xp.ns.matrix_transpose(values)) - xp.ns.sum(dy * y, axis=-1, keepdims=True)
+    r = xp.ns.where(bias == -math.inf, zero, p * slope if bent is None else p * slope * (1.0 - bent * bent))
+
+    def summed(x: Any) -> Any:
+        b, h, *rest = x.shape
+        return xp.ns.sum(xp.ns.reshape(x, (b, shared, h // (shared or 1), *rest)), axis=2) if h > shared else x
+
+    dq = xp.matmul(r, keys) * factor
+    dk = summed(xp.matmul(xp.ns.matrix_transpose(r), q)) * factor
+    return dq, dk, summed(xp.matmul(xp.ns.matrix_transpose(p), dy))
 
 
 @operator(

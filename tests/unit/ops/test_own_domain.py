@@ -104,6 +104,44 @@ def test_softmax_gradients(name: str, function, axis: int) -> None:
     np.testing.assert_allclose(run(f"fusionreg::{name}", dy, y, axis=axis), want, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"is_causal": 1}, {"left_window_size": 1, "right_window_size": 2}, {"left_window_size": 0, "softcap": 0.7},
+     {"scale": 1.3, "is_causal": 1, "softcap": 2.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_gradients(attributes, masked: bool) -> None:
+    """From y and the log-sum-exp of scores; heads share keys, and where the window ends, or the mask says so, a query
+    has none: its gradients are 0."""
+    q, k, v, dy = (RNG.standard_normal((2, h, s, d)) for h, s, d in ((4, 6, 5), (2, 4, 5), (2, 4, 3), (4, 6, 3)))
+    mask = (np.where(RNG.random((2, 1, 6, 4)) < 0.4, -np.inf, RNG.standard_normal((2, 1, 6, 4))),) if masked else ()
+    if masked:
+        mask[0][0, 0, 1] = -np.inf
+    ahead = torch.arange(4)[None, :] - torch.arange(6)[:, None]
+    left, right = attributes.get("left_window_size", 9), attributes.get("right_window_size", 9)
+    seen = (ahead >= -left) & (ahead <= (0 if attributes.get("is_causal") else right))
+
+    def scores(q, k):
+        s = q @ k.repeat_interleave(2, 1).mT * attributes.get("scale", 5**-0.5)
+        cap = attributes.get("softcap", 0.0)
+        s = cap * torch.tanh(s / cap) if cap else s
+        return (s + torch.from_numpy(mask[0]) if masked else s).masked_fill(~seen, -np.inf)
+
+    def attention(q, k, v):
+        s = scores(q, k)
+        nothing = (s == -np.inf).all(-1, keepdim=True)
+        return s.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0) @ v.repeat_interleave(2, 1)
+
+    y, *_, lse = run("Attention", q, k, v, *mask, **attributes)
+    tensors = [torch.from_numpy(x) for x in (q, k, v)]
+    np.testing.assert_allclose(y, attention(*tensors), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(lse, scores(*tensors[:2]).logsumexp(-1), rtol=1e-10)
+    got = run("fusionreg::AttentionGrad", dy, q, k, v, y, lse, *mask, **attributes)
+    for found, want in zip(got, autograd(attention, q, k, v, dy=dy), strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_layer_normalization_gradient(axis: int) -> None:
     x, dy = RNG.standard_normal((3, 4, 6)), RNG.standard_normal((3, 4, 6))

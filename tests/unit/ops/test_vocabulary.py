@@ -70,7 +70,10 @@ OWN_ATTRIBUTES = {
     "ConstantOfShape": {"dtype"},  # the tensor attribute is written as a number and a dtype
 }
 #: Outputs after those of ONNX.
-OWN_OUTPUTS = {"BatchNormalization": ("saved_mean?", "saved_inv_std_dev?")}
+OWN_OUTPUTS = {
+    "Attention": ("log_sum_exp?",),
+    "BatchNormalization": ("saved_mean?", "saved_inv_std_dev?"),
+}
 OWN_DEFAULTS = {
     ("ConstantOfShape", "value"),
     ("Dropout", "seed"),
