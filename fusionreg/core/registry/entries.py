@@ -219,13 +219,12 @@ class FusionEntry:
 
     @cached_property
     def derived(self) -> FrozenDict[str, Expression]:
-        """Axes that inputs may leave open, by what tells them: constraints of the form ``axis == expression``."""
-        told = {a for n, t in self.inputs.items() if n not in self.optional for a in t.axes} | set(self.spec.attributes)
+        """Axes that others and attributes tell, by constraints of the form ``axis == expression``: inputs need not."""
         found: dict[str, Expression] = {}
         for text in self.spec.constraints:
             axis, equals, rest = text.partition("==")
             axis = axis.strip()
-            if equals and axis in self.axes and axis not in told and axis not in found:
+            if equals and axis in self.axes and axis not in self.spec.attributes and axis not in found:
                 try:
                     found[axis] = Expression.parse(rest, whom=f"{self.name} {axis}")
                 except ExpressionError:
