@@ -1,4 +1,5 @@
-"""Scaled dot-product attention, without scores in memory: the operator ``Attention``, with and without a mask.
+"""Scaled dot-product attention, without scores in memory: the operator ``Attention``, with and without a mask, and as
+training wants it: with the log-sum-exp of each query's scores, from which ``sdpa_backward`` has the weights again.
 
 Heads of q may share heads of k and v (GQA, MQA). Which keys a query sees is a matter of positions (``is_causal`` and
 the windows, counted from the top left corner: the last key that query i sees is i + right) and of the mask. A query
@@ -8,10 +9,14 @@ what is not finite in their k and v may show or not.
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance
+from collections.abc import Mapping
+from typing import Any
 
+from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, Tolerance
+
+from .sdpa_backward_kernels import gradient_kernels
 from .sdpa_kernels import kernels
-from .sdpa_workloads import WORKLOADS
+from .sdpa_workloads import GRADIENT_WORKLOADS, WORKLOADS
 
 #: As the operator names them.
 _ATTRIBUTES = {
@@ -67,6 +72,29 @@ _MASK_CASES = (
     Case(name="causal_masked", axes={"B": 1, "Q": 72, "K": 200}, attributes={"is_causal": 1}),
 )
 
+_BESIDE_STATISTICS = ("nothing_to_see", "steep", "two_key_heads", "no_key", "width_128", "window_causal")
+_TRAINING_CASES = tuple(case for case in _CASES if case.name in _BESIDE_STATISTICS)
+
+#: Of any dy, y and lse: gradients are defined for those that no forward pass has given, too.
+_GRADIENT_CASES = (
+    *(
+        case
+        for case in _CASES
+        if case.name
+        in ("causal_short", "aligned_right", "nothing_to_see", "capped", "one_key_head", "two_key_heads", "no_key")
+    ),
+    Case(name="window_causal", axes={"Q": 136, "K": 136}, attributes={"left_window_size": 40, "is_causal": 1}),
+    Case(name="tiles", axes={"Q": 72, "K": 200}, attributes={"right_window_size": 128},
+         summary="several tiles of queries and of keys"),
+    *(Case(name=f"width_{d}", axes={"D": d, "E": d, "Q": 40, "K": 72}, attributes={"is_causal": 1}) for d in (96, 256)),
+    Case(name="width_128", axes={"D": 128, "E": 128, "Q": 72, "K": 136}, attributes={"is_causal": 1}),
+    Case(name="width_192_128", axes={"D": 192, "E": 128, "Q": 40, "K": 72}),
+    Case(name="width_odd", axes={"D": 35, "E": 21}),
+    Case(name="cancelled", values={"dy": "ones", "v": "ones", "y": "ones"}, summary="scores have no gradient"),
+    Case(name="huge", axes={"Q": 72, "K": 72}, values={"dy": "large", "v": "large"},
+         summary="gradients of scores pass what fp16 holds"),
+)  # fmt: skip
+
 _SCORES = Tolerance(
     dtype="float32",
     ulp=2.0,
@@ -74,28 +102,36 @@ _SCORES = Tolerance(
     reason="a weight has the absolute error of its score as its relative one, and scores round by their size",
 )
 
+_GRADIENTS = tuple(
+    Tolerance(
+        dtype=dtype,
+        ulp=2.0,
+        inputs=2.0,
+        reason="dy v^T less the sum of dy y may cancel; weights have the absolute error of scores as relative one",
+    )
+    for dtype in ("float16", "bfloat16", "float32")
+)
+
 #: A number or a bool for each key; broadcast along the other axes.
 MASK = "P[Q K] | P[1 K] | P[H Q K] | P[H 1 K] | P[B 1 1 K] | P[B 1 Q K] | P[B H 1 K] | P[B H Q K]"
 
 
-def _fusion(words: str, summary: str, masked: bool, kernels: tuple[KernelSpec, ...]) -> FusionSpec:
+_Q, _K, _V, _Y = "T[B H Q D]", "T[B G K D]", "T[B G K E]", "T[B H Q E]"
+_LSE = {"lse": "float32[B H Q]"}
+
+
+def _pattern(results: str, operator: str, operands: str) -> str:
     attributes = ", ".join(f"{name}={name}" for name in _ATTRIBUTES if name != "scale")
-    pattern = (
-        'y = any_of("scaling", usual=Attention(), given=Attention(scale=scale))'
-        f"(q, k, v{', mask' if masked else ''}, {attributes}"
-    )
+    return f'{results} = any_of("scaling", usual={operator}(), given={operator}(scale=scale))({operands}, {attributes})'
+
+
+def _fusion(words: str, summary: str, pattern: tuple[str, ...], dtypes: Mapping[str, Any], **fields: Any) -> FusionSpec:
     return FusionSpec(
         api=1,
         name=f"attention.{words}",
         summary=summary,
-        pattern=(f"{pattern})", f'{pattern}, softmax_precision="float32")'),  # it is float32 in any case
-        inputs={"q": "T[B H Q D]", "k": "T[B G K D]", "v": "T[B G K E]", **({"mask": MASK} if masked else {})},
-        outputs={"y": "T[B H Q E]"},
-        layouts={"y": "q"},
-        dtypes={
-            "T": ("float16", "bfloat16", "float32"),
-            **({"P": ("bool", "float16", "bfloat16", "float32")} if masked else {}),
-        },
+        pattern=pattern,
+        dtypes={"T": ("float16", "bfloat16", "float32"), **dtypes},
         axes={
             "B": "batch",
             "H": "heads of q",
@@ -105,22 +141,65 @@ def _fusion(words: str, summary: str, masked: bool, kernels: tuple[KernelSpec, .
             "D": "width of a head of q and k",
             "E": "width of a head of v",
         },
-        extents={"B": 2, "H": 2, "G": 1, "Q": 24, "K": 40, "D": 64, "E": 64},
         attributes=_ATTRIBUTES,
+        constraints=(*_CONSTRAINTS, *(('P in ("bool", T)',) if dtypes else ())),
+        tags=("S12", "attention", *(("training",) if "lse" in pattern[0] else ())),
+        **fields,
+    )
+
+
+def _forward(
+    words: str, summary: str, kernels: tuple[KernelSpec, ...], *, mask: bool = False, statistics: bool = False,
+    **fields: Any,
+) -> FusionSpec:  # fmt: skip
+    """``statistics``: whether it gives the log-sum-exp of scores as well."""
+    pattern = _pattern(
+        "y, _, _, _, lse" if statistics else "y", "Attention", "q, k, v, mask" if mask else "q, k, v"
+    )
+    return _fusion(
+        words,
+        summary,
+        (pattern, f'{pattern[:-1]}, softmax_precision="float32")'),  # it is float32 in any case
+        {"P": ("bool", "float16", "bfloat16", "float32")} if mask else {},
+        inputs={"q": _Q, "k": _K, "v": _V, **({"mask": MASK} if mask else {})},
+        outputs={"y": _Y, **(_LSE if statistics else {})},
+        layouts={"y": "q"},
+        extents={"B": 2, "H": 2, "G": 1, "Q": 24, "K": 40, "D": 64, "E": 64},
         autocast="lower",
-        constraints=(*_CONSTRAINTS, *(('P in ("bool", T)',) if masked else ())),
-        cases=_MASK_CASES if masked else _CASES,
         tolerances=(_SCORES,),
-        workloads=() if masked else WORKLOADS,
         kernels=kernels,
-        tags=("S12", "attention"),
+        **fields,
     )
 
 
 FUSIONS: tuple[FusionSpec, ...] = (
-    _fusion("sdpa", "softmax(q k^T scale) v for each head, causal or in a window", False, kernels(masked=False)),
-    _fusion("sdpa_masked", "the same with a mask, additive or boolean", True, kernels(masked=True)),
-)
+    _forward(
+        "sdpa", "softmax(q k^T scale) v for each head, causal or in a window", kernels(), cases=_CASES,
+        workloads=WORKLOADS,
+    ),
+    _forward(
+        "sdpa_masked", "the same with a mask, additive or boolean", kernels(masked=True), mask=True, cases=_MASK_CASES
+    ),
+    _forward(
+        "sdpa_training", "attention that is differentiable: also gives the log-sum-exp of each query's scores",
+        kernels(statistics=True), statistics=True, cases=_TRAINING_CASES, workloads=WORKLOADS,
+        backward=Backward(fusion="attention.sdpa_backward"),
+    ),
+    _fusion(
+        "sdpa_backward",
+        "gradients of attention from its y and lse; weights are computed again and stored nowhere",
+        (_pattern("dq, dk, dv", "fusionreg.AttentionGrad", "dy, q, k, v, y, lse"),),
+        {},
+        inputs={"dy": _Y, "q": _Q, "k": _K, "v": _V, "y": _Y, **_LSE},
+        outputs={"dq": _Q, "dk": _K, "dv": _V},
+        layouts={"dq": "q", "dk": "k", "dv": "v"},
+        extents={"B": 1, "H": 2, "G": 1, "Q": 16, "K": 24, "D": 32, "E": 32},
+        cases=_GRADIENT_CASES,
+        tolerances=_GRADIENTS,
+        workloads=GRADIENT_WORKLOADS,
+        kernels=gradient_kernels(),
+    ),
+)  # fmt: skip
 
 #: Kernels beside those that the fusions bring, such as calls of libraries.
 KERNELS: tuple[KernelSpec, ...] = ()

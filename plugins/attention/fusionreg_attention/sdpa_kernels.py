@@ -8,33 +8,36 @@ from fusionreg.core.spec import KernelSpec, TensorMap
 _UNSEEN = "no GPU has run all its cases as it now is"
 
 
-def _mask(masked: bool) -> dict[str, str]:
-    """Which form of ``sdpa.MASK`` the mask takes; -1 where the fusion has none."""
-    return {"MASK_FORM": "form(mask)" if masked else "-1"}
+def _switches(masked: bool, statistics: bool) -> dict[str, str]:
+    """Which form of ``sdpa.MASK`` the mask takes, -1 where the fusion has none; whether it gives the log-sum-exp."""
+    return {"MASK_FORM": "form(mask)" if masked else "-1", **({"LSE": "1"} if statistics else {})}
 
 
-def _plain(masked: bool) -> KernelSpec:
+def _plain(masked: bool, statistics: bool) -> KernelSpec:
     return KernelSpec(
         name="plain",
         template="sdpa_plain.cu.j2",
         summary="a warp for each query, fp32 FMA: any dtype, width and stride",
         strides=("q", "k", "v", *(("mask",) if masked else ()), "y"),
-        constants=_mask(masked),
+        constants=_switches(masked, statistics),
         grid="ceildiv(B * H * Q, 4)",
         block="128",
         pending=_UNSEEN,
-        estimate="5e-6 + B * H * Q * K * (2 * D + E) / 2e12",
+        estimate="5e-6 + B * H * Q * K * (2 * D + E) / 2e12" + (_STORED if statistics else ""),
     )
 
 
 #: Which of a parameter's values a problem has.
 _CAPPED = "(CAPPED == 1) == (softcap > 0)"
 
+#: Of the log-sum-exp.
+_STORED = " + B * H * Q * 4 / 3e12"
+
 #: Pairs of queries and keys that are multiplied.
 _PAIRS = "B * H * Q * K * (0.5 if is_causal else 1.0)"
 
 
-def _wgmma(masked: bool) -> KernelSpec:
+def _wgmma(masked: bool, statistics: bool) -> KernelSpec:
     def tile(operand: str, rows: str) -> TensorMap:
         return TensorMap(name=f"{operand}_map", operand=operand, box=("64", rows, "1", "1"), swizzle="128")
 
@@ -51,10 +54,13 @@ def _wgmma(masked: bool) -> KernelSpec:
         strides=("q", "k", "v", *(("mask",) if masked else ()), "y"),
         specialize=("D", "E"),
         params={
-            "CONSUMERS": (2,) if masked else (3, 2),  # three have no registers left for a mask
-            "BK": (128,) if masked else (128, 64, 192),
-            "SLACK": (8,) if masked else (8, 0),  # powers of two by which weights may pass 1 before sums are rescaled
-            "FRACTION": (0,) if masked else (0, 1, 2),  # eighths of the exponentials that are polynomials
+            # three have no registers left for a mask
+            "CONSUMERS": (2,) if masked else (3,) if statistics else (3, 2),
+            "BK": (128,) if masked else (128, 64) if statistics else (128, 64, 192),
+            # powers of two by which weights may pass 1 before sums are rescaled
+            "SLACK": (8,) if masked or statistics else (8, 0),
+            # eighths of the exponentials that are polynomials, which the sum of all shows
+            "FRACTION": (0,) if masked or statistics else (0, 1, 2),
             "CAPPED": (0, 1),  # whether there is a softcap
         },
         valid=(
@@ -63,20 +69,21 @@ def _wgmma(masked: bool) -> KernelSpec:
             *(() if masked else ("CONSUMERS == 3 or BK >= 128", "FRACTION == 0 or SLACK == 8")),
             _CAPPED,
         ),
-        constants=_mask(masked),
+        constants=_switches(masked, statistics),
         tensor_maps=(tile("q", "64 * CONSUMERS"), tile("k", "BK"), tile("v", "BK"), tile("y", "64")),
         grid="max(1, min(multiprocessors, B * H * ceildiv(Q, 64 * CONSUMERS)))",
         block="128 * (CONSUMERS + 1)",
         min_blocks=1,
         shared_memory="64 * CONSUMERS * (D + E) * 2 + 2 * BK * (D + E) * 2 + 80",
-        pending=_UNSEEN if masked else "",
+        pending=_UNSEEN if masked or statistics else "",
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / "
         + ("3e14" if masked else "(6.8e14 if D == 128 else 4.5e14)")
-        + ("" if masked else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)"),
+        + ("" if masked else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)")
+        + (_STORED if statistics else ""),
     )
 
 
-def _tensor_core(masked: bool) -> KernelSpec:
+def _tensor_core(masked: bool, statistics: bool) -> KernelSpec:
     rows = ("q", "k", "v", "y")
     return KernelSpec(
         name="tensor_core",
@@ -97,16 +104,16 @@ def _tensor_core(masked: bool) -> KernelSpec:
             "CAPPED": (0, 1),  # whether there is a softcap
         },
         valid=(_CAPPED, "BK == (64 if D + E <= 256 else 32)", "WARPS == 4 or D + E <= 256"),
-        constants=_mask(masked),
+        constants=_switches(masked, statistics),
         grid="B * H * ceildiv(Q, 16 * WARPS)",
         block="32 * WARPS",
         shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
-        pending=_UNSEEN if masked else "",
+        pending=_UNSEEN if masked or statistics else "",
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked else '2.1e14'}"
-        " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)",
+        " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)" + (_STORED if statistics else ""),
     )
 
 
-def kernels(masked: bool) -> tuple[KernelSpec, ...]:
-    """All of them, for the fusion with or without a mask."""
-    return _wgmma(masked), _tensor_core(masked), _plain(masked)
+def kernels(masked: bool = False, statistics: bool = False) -> tuple[KernelSpec, ...]:
+    """All of them, for the fusion with a mask, with the log-sum-exp, or with neither."""
+    return _wgmma(masked, statistics), _tensor_core(masked, statistics), _plain(masked, statistics)

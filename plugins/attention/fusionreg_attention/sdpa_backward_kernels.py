@@ -1,0 +1,59 @@
+"""Kernels of the gradients of attention, which ``sdpa`` has the fusion of."""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import KernelSpec
+
+#: Of kernels without evidence.
+_UNSEEN = "no GPU has run all its cases as it now is"
+
+#: Pairs of queries and keys that are multiplied.
+_PAIRS = "B * H * Q * K * (0.5 if is_causal else 1.0)"
+
+#: [B H Q] or [B G K] by a width.
+_ROWS = ("dy", "q", "k", "v", "y", "dq", "dk", "dv")
+
+_PLAIN = KernelSpec(
+    name="plain",
+    template="sdpa_backward_plain.cu.j2",
+    summary="a warp for each query, then for each key, fp32 FMA: any dtype, width and stride",
+    strides=_ROWS,
+    constants={"MASK_FORM": "-1"},
+    grid="ceildiv(B * H * Q + B * G * K, 4)",
+    block="128",
+    pending=_UNSEEN,
+    estimate="8e-6 + B * H * Q * K * (4 * D + 5 * E) / 2e12",
+)
+
+_TENSOR_CORE = KernelSpec(
+    name="tensor_core",
+    template="sdpa_backward_tensor_core.cu.j2",
+    summary="mma.sync m16n8k16 fed by cp.async, blocks take tiles of keys, then of queries; the same bits each time",
+    requires=(
+        'T in ("float16", "bfloat16")',
+        "D % 16 == 0 and D <= 256 and E % 16 == 0 and E <= 256 and E > 0",
+        *(f"aligned({n}, 16) and stride({n}, 3) == 1 and stride({n}, 2) % 8 == 0" for n in _ROWS),
+        *(f"stride({n}, 0) % 8 == 0 and stride({n}, 1) % 8 == 0" for n in _ROWS),
+        "Q < 1000000000 and K < 1000000000",
+    ),
+    strides=_ROWS,
+    specialize=("D", "E"),
+    params={
+        "WARPS": (8, 4),
+        "BN": (64, 32, 16),
+        "CAPPED": (0, 1),  # whether there is a softcap
+    },
+    valid=("(CAPPED == 1) == (softcap > 0)", "BN == (64 if D + E <= 128 else 32 if D + E <= 256 else 16)"),
+    grid="max(1, min(multiprocessors, B * G * ceildiv(K, 16 * WARPS) + B * H * ceildiv(Q, 16 * WARPS)))",
+    block="32 * WARPS",
+    shared_memory="(16 * WARPS + 2 * BN) * (D + E + 16) * 2 + 16 * BN + 16",
+    workspace="16 + 4 * B * H * Q",
+    cooperative=True,
+    pending=_UNSEEN,
+    estimate=f"1e-5 + {_PAIRS} * (8 * D + 6 * E) / 1.5e14 * (1 if WARPS == 8 else 1.2)",
+)
+
+
+def gradient_kernels() -> tuple[KernelSpec, ...]:
+    """All of them."""
+    return _TENSOR_CORE, _PLAIN
