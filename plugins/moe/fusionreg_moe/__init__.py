@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from fusionreg.core.spec import FusionSpec
 from fusionreg.hookspecs import hookimpl
 
+from . import routed
+
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return ()
+    return (*routed.FUSIONS,)

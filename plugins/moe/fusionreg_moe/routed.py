@@ -93,7 +93,7 @@ ROUTED_FFN = FusionSpec(
         "J": "twice the hidden channels: gate's, then up's",
         "I": "hidden channels of an expert",
     },
-    extents={"M": 13, "D": 64, "E": 6, "J": 96, "I": 48},
+    extents={"M": 8, "D": 64, "E": 6, "J": 96, "I": 48},
     attributes={
         "top_k": AttributeSpec(type="int", default=2, static=True, summary="experts of a token"),
         "scoring": AttributeSpec(

@@ -57,4 +57,27 @@ WGMMA = KernelSpec(
     estimate=f"1.5e-5 + max(min(E, {_ROWS}) * I * D * 6 / 4.2e12, {_ROWS} * I * D * 6 / 6.5e14)",
 )
 
-KERNELS = (WGMMA, PLAIN)
+DECODE = KernelSpec(
+    name="decode",
+    template="routed_decode.cu.j2",
+    summary="up to 8 tokens: weights stream past once, straight into the operands of mma.sync; one barrier of the grid",
+    rounding="per_op",
+    requires=(
+        'T in ("float16", "bfloat16")',
+        "M <= 8 and I >= 8",
+        "D % 8 == 0 and I % 8 == 0",
+        "aligned(x, 16) and aligned(gate_up, 16) and aligned(down, 16)",
+        f"E <= 512 and {_ROWS} * max(I, D) <= 2147483647",
+    ),
+    constants={"THREADS": "512", "FAST": "1", "HELD": "16"},
+    grid=f"max(1, min(multiprocessors, ceildiv(max(min(E, {_ROWS}) * I // 8, ceildiv(D, 16)), 4)))",
+    block="THREADS",
+    cooperative=True,
+    min_blocks=1,
+    shared_memory="131072",
+    workspace=f"max(16, {_ROWS} * I * 2)",
+    pending="not yet proven on a GPU",
+    estimate=f"8e-6 + min(E, {_ROWS}) * I * D * 6 / 4.1e12",
+)
+
+KERNELS = (DECODE, WGMMA, PLAIN)
