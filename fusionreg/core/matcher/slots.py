@@ -215,7 +215,7 @@ def _write(
     program = Program(graph, ops, frozenset(union), _suffix(fusion.patterns[0].text))
     program.names.update({v: n for n, v in (*match.inputs.items(), *match.outputs.items())})
     inputs = {n: v for n, v in match.inputs.items() if v not in made}
-    types = {n: fusion.inputs[n].text for n in inputs}
+    types = {n: fusion.inputs[n].text for n in fusion.inputs if n in inputs or n not in match.inputs}
     open_ = {side.slot.name for side in behind}  # what kernels hold there need not be written; all else they write
     outputs = {n: v for n, v in match.outputs.items() if n not in open_ or program.visible(v)}
     results = {n: fusion.outputs[n].text for n in outputs}
@@ -247,7 +247,7 @@ def _write(
             pattern="\n".join((*lines[0], BETWEEN, *lines[1])),
             inputs=types,
             outputs=results,
-            dtypes={v: (d,) for v, d in match.dtypes.items()},
+            dtypes={v: (match.dtypes.get(v, choices[0]),) for v, choices in fusion.spec.dtypes.items()},
             slots=tuple(side.slot.name for side in (*front, *behind)),
         )
     )
