@@ -23,7 +23,7 @@ from fusionreg.integrations.torch.operators.namespace import Ops
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FusionWarning", "Operators", "Ops", "Options", "Report", "backend", "ops"]
+__all__ = ["FusionWarning", "Operators", "Ops", "Options", "Report", "backend", "expert_parallel_ffn", "ops"]
 
 
 @cache
@@ -34,6 +34,19 @@ def _installed(device: str) -> Registry:
 
 ops = Ops(lambda: _installed("cuda"))
 """The functions of all installed plugins; ``ops.use(registry)`` are those of another registry."""
+
+
+def expert_parallel_ffn(*args: Any, **attributes: Any) -> torch.Tensor:
+    """``ops.moe.routed_ffn`` with experts that lie on the ranks of a process group: tokens travel, weights stay.
+
+    Arguments, result and errors of :func:`fusionreg.integrations.torch.experts.expert_parallel_ffn`, whose ``ffn`` is
+    the installed fusion.
+
+    >>> y = expert_parallel_ffn(x, logits, own_gate_up, own_down, activation="Swish", top_k=2, renormalise=1)
+    """
+    from fusionreg.integrations.torch import experts
+
+    return experts.expert_parallel_ffn(*args, **{"ffn": ops.moe.routed_ffn, **attributes})
 
 
 def backend(

@@ -1,0 +1,65 @@
+"""One rank of routed experts on the CPU: ``python experts_worker.py RANK STORE``; prints what it found."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+
+from fusionreg.core.errors import ArgumentError
+from fusionreg.torch import expert_parallel_ffn
+
+#: Experts and tokens of each rank: one rank without experts, one without tokens.
+EXPERTS, TOKENS = (2, 0, 3), (5, 4, 0)
+RANKS, WIDTH, HIDDEN, TOP = 3, 16, 8, 2
+
+
+def expected(x, logits, gate_up, down):
+    """Expert by expert, in float64."""
+    weights, ids = logits.double().softmax(-1).topk(TOP)
+    weights = weights / weights.sum(-1, keepdim=True)
+    y = torch.zeros(x.shape, dtype=torch.float64)
+    for e in range(sum(EXPERTS)):
+        gate, up = (x.double() @ gate_up[e].double().T).chunk(2, -1)
+        made = (torch.nn.functional.silu(gate) * up) @ down[e].double().T
+        y += made * (weights * (ids == e)).sum(-1, keepdim=True)
+    return y
+
+
+def part(tensor, sizes, rank):
+    return tensor.split(sizes)[rank]
+
+
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    torch.manual_seed(0)
+    experts, tokens = sum(EXPERTS), sum(TOKENS)
+    x, logits = torch.randn(tokens, WIDTH), torch.randn(tokens, experts)
+    gate_up, down = torch.randn(experts, 2 * HIDDEN, WIDTH), torch.randn(experts, WIDTH, HIDDEN)
+    own = [part(x, TOKENS, rank), part(logits, TOKENS, rank), part(gate_up, EXPERTS, rank), part(down, EXPERTS, rank)]
+    exact = part(expected(x, logits, gate_up, down), TOKENS, rank)
+    found = {}
+    for chunks in (1, 3):
+        y = expert_parallel_ffn(*own, activation="Swish", top_k=TOP, renormalise=1, chunks=chunks)
+        found[f"error {chunks}"] = float((y - exact).abs().max() / exact.abs().max()) if y.numel() else 0.0
+        found[f"rows {chunks}"] = list(y.shape)
+    logits = torch.zeros(tokens, experts)
+    logits[:, 4] = 9.0  # all tokens on experts of the last rank
+    logits[:, 3] = 8.0
+    exact = part(expected(x, logits, gate_up, down), TOKENS, rank)
+    own[1] = part(logits, TOKENS, rank)
+    y = expert_parallel_ffn(*own, activation="Swish", top_k=TOP, renormalise=1)
+    found["error one rank"] = float((y - exact).abs().max() / exact.abs().max()) if y.numel() else 0.0
+    try:
+        expert_parallel_ffn(own[0], own[1][:, :4], *own[2:], activation="Swish", top_k=TOP)
+    except ArgumentError as error:
+        found["refused"] = str(error)
+    print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
