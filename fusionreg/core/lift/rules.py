@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import activations, attention, masking, normalizations, products, quantization, tidying
+from . import activations, attention, masking, normalizations, products, quantization, tidying, windows
 from .engine import Rule
 
 #: Run before constants are folded: a weight keeps the layout that the model stores it in.
@@ -19,6 +19,7 @@ RULES: tuple[Rule, ...] = (
     *quantization.RULES,
     *products.TRANSPOSES,
     *products.GEMM,
+    *windows.RULES,
     *tidying.RULES,
 )
 """Every rule that makes a larger operator of smaller ones."""
