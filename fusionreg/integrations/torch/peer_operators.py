@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from fusionreg.core.frozen import FrozenDict
 
+from .peer_experts import WRITERS as EXPERTS
+from .peer_experts import grouped, is_grouped
 from .peer_normalizations import WRITERS as NORMALIZATIONS
 from .peer_site import Site, unwritten
 from .schemas import torch_dtype
@@ -42,15 +44,19 @@ def _gemm(s: Site) -> Any:
     return y + (s.args[2] if s.attributes["beta"] == 1.0 else s.args[2] * s.attributes["beta"])
 
 
-def _chosen(s: Site, things: int, ids: int) -> tuple[Any, Any]:
+def _chosen(s: Site, things: int, ids: int, wrap: int = 0) -> tuple[Any, Any]:
     """(whether each id names one of the operand's things, that thing, the first where it does not)."""
     at, count = s.args[ids], s.extents(things)[0]
+    if wrap:
+        at = torch.where(at < 0, at + count, at)
     inside = (at >= 0) & (at < count)
     return inside[..., None], s.args[things][torch.where(inside, at, 0)]
 
 
 def _routed_matmul(s: Site) -> Any:
-    inside, w = _chosen(s, 1, 2)
+    if is_grouped(s):
+        return grouped(s)
+    inside, w = _chosen(s, 1, 2, s.attributes["wrap"])
     y = torch.matmul(s.args[0].unsqueeze(-2), w.mT if s.attributes["trans"] else w).squeeze(-2)
     return torch.where(inside, y, 0.0)
 
@@ -295,6 +301,7 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
     {
         **{name: _plain(f) for name, f in {**_UNARY, **_BINARY}.items()},
         **NORMALIZATIONS,
+        **EXPERTS,
         "Max": _extremum(torch.maximum, torch.clamp_min), "Min": _extremum(torch.minimum, torch.clamp_max),
         "Sum": _folded(lambda a, b: a + b),
         "MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "MaxPool": _max_pool, "Attention": _attention,

@@ -1,0 +1,76 @@
+"""Routed experts as plain torch calls: operators of :mod:`fusionreg.core.ops.experts`, and products of many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+
+from fusionreg.core.frozen import FrozenDict
+
+from .peer_site import Site, Writer
+
+#: Elements of gathered matrices beyond which nobody would write a product so.
+GATHERED = 1 << 28
+
+
+def _route(s: Site) -> tuple[Any, Any]:
+    logits, scoring, k = s.args[0].float(), s.attributes["scoring"], s.attributes["top_k"]
+    scores = logits
+    if scoring != "softmax_after":
+        scores = torch.sigmoid(logits) if scoring == "sigmoid" else torch.softmax(logits, dim=-1)
+    ids = torch.topk(scores + s.args[1] if s.given(1) else logits, k, dim=-1).indices
+    weights = torch.gather(scores, -1, ids)
+    if scoring == "softmax_after":
+        weights = torch.softmax(weights, dim=-1)
+    elif s.attributes["renormalise"]:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + (1e-20 if scoring == "sigmoid" else 0.0))
+    return weights if s.attributes["scale"] == 1.0 else weights * s.attributes["scale"], ids
+
+
+def _routed_sum(s: Site) -> Any:
+    x, weights = s.args
+    return (x * weights.to(s.dtype())[..., None]).sum(dim=-2)
+
+
+def _squared_relu(s: Site) -> Any:
+    return torch.square(torch.relu(s.args[0]))
+
+
+def _split(s: Site) -> tuple[Any, ...]:
+    axis = s.attributes["axis"]
+    if s.given(1):
+        parts, count = torch.split(s.args[0], list(s.numbers(1)), dim=axis), len(s.numbers(1))
+    else:
+        count = s.attributes["num_outputs"]
+        parts = torch.split(s.args[0], -(-s.extents()[axis] // count), dim=axis)
+    return tuple(parts[i] for i in range(count))
+
+
+def is_grouped(s: Site) -> bool:
+    """Whether the rows' products are one of groups: on a GPU, of rows that so many matrices gathered would not fit."""
+    return s.dtype(1) == torch.bfloat16 and prod(s.extents(2)) * prod(s.extents(1)[1:]) > GATHERED
+
+
+def grouped(s: Site) -> Any:
+    """RoutedMatMul of rows sorted by matrix."""
+    x, w, ids = s.args[0], s.args[1], s.args[2]
+    extents = s.extents(2)
+    flat = ids.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    ends = torch.searchsorted(flat[order], torch.arange(s.extents(1)[0], device=flat.device), right=True)
+    repeats = prod(extents) // max(prod(s.extents(0)[:-1]), 1)
+    rows = x.reshape(-1, s.extents(0)[-1])[order // repeats if repeats > 1 else order]
+    y = torch._grouped_mm(rows, w.mT if s.attributes["trans"] else w, offs=ends.to(torch.int32))
+    return y[torch.argsort(order)].reshape(*extents, -1)
+
+
+WRITERS: Mapping[str, Writer] = FrozenDict(
+    {
+        "fusionreg::Route": _route, "fusionreg::RoutedSum": _routed_sum, "fusionreg::SquaredRelu": _squared_relu,
+        "Split": _split,
+    }
+)  # fmt: skip
+"""Operator → how a user writes it in torch."""
