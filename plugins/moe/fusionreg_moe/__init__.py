@@ -1,4 +1,7 @@
-"""The family ``moe``: products with the matrices of experts, and feed-forward layers of routed experts."""
+"""The family ``moe``: products with the matrices of experts, and feed-forward layers of routed experts.
+
+A module for each group of fusions, and one for its kernels: ``gemv`` multiplies each row with a matrix of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from collections.abc import Sequence
 from fusionreg.core.spec import FusionSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import routed
+from . import gemv, routed
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*routed.FUSIONS,)
+    return (*gemv.FUSIONS, *routed.FUSIONS)
