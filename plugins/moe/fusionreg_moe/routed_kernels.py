@@ -41,7 +41,7 @@ WGMMA = KernelSpec(
         "aligned(x, 16) and aligned(y, 16)",
         f"E <= 512 and {_ROWS} <= 2147483647 // 2",
     ),
-    params={"TOKENS": (128, 32)},
+    params={"TOKENS": (128, 64, 32)},
     constants={"THREADS": "384", "FAST": "1", "STAGES": f"min(6, (227000 - {_OUT} - 4352) // {_STAGE})"},
     tensor_maps=tuple(
         TensorMap(name=f"{name}_map", operand=name, box=("64", "64", "1"), swizzle="128", l2_promotion=256)
