@@ -1,0 +1,152 @@
+"""Networks of convolutions: every block of a residual network and of a detector becomes one kernel; the values stay."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import numpy as np
+import onnx_models
+import pytest
+import torch
+from catalogs import shipped
+from torch import nn
+
+import fusionreg
+from fusionreg.api import Registry
+from fusionreg.integrations.onnx.reference import run
+from fusionreg.torch import backend
+
+
+class Block(nn.Module):
+    """Convolution, normalisation, activation."""
+
+    def __init__(self, c: int, k: int, kernel=3, stride=1, act=None, affine=True, **fields) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(c, k, kernel, stride, kernel // 2, bias=False, **fields)
+        self.norm, self.act = nn.BatchNorm2d(k, eps=1e-3, affine=affine), act or nn.Identity()
+
+    def forward(self, x):
+        return self.act(self.norm(self.conv(x)))
+
+
+class Residual(nn.Module):
+    """ResNet-50's parts: a first layer with its pool, a block that halves the map, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.pool = Block(3, 8, 7, 2, nn.ReLU(inplace=True)), nn.MaxPool2d(3, 2, 1)
+        self.left = nn.Sequential(Block(8, 8, 1, 1, nn.ReLU()), Block(8, 8, 3, 2, nn.ReLU()), Block(8, 16, 1))
+        self.right, self.relu = Block(8, 16, 1, 2), nn.ReLU(inplace=True)
+        self.next = nn.Sequential(Block(16, 8, 1, 1, nn.ReLU()), Block(8, 16, 3, affine=False))
+
+    def forward(self, x):
+        x = self.pool(self.stem(x))
+        x = self.relu(self.left(x) + self.right(x))
+        return self.relu(self.next(x) + x)
+
+
+class Detector(nn.Module):
+    """YOLO's parts: SiLU behind every normalisation, halves of channels that meet again, a depthwise layer, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.mix = Block(3, 16, 3, 2, nn.SiLU(inplace=True)), Block(8, 8, 3, 1, nn.SiLU())
+        self.join, self.deep = Block(24, 16, 1, 1, nn.SiLU()), Block(16, 16, 3, 1, nn.SiLU(), groups=16)
+        self.head = nn.Conv2d(16, 5, 1)
+
+    def forward(self, x):
+        a, b = self.down(x).chunk(2, 1)
+        return self.head(self.deep(self.join(torch.cat([a, b, b + self.mix(b)], 1))))
+
+
+def trained(module: nn.Module) -> nn.Module:
+    """In evaluation, with statistics of its own: those of a new module change nothing."""
+    torch.manual_seed(0)
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.normal_()
+            part.running_var.uniform_(0.5, 2.0)
+            if part.affine:
+                part.weight.data.uniform_(0.5, 1.5)
+                part.bias.data.normal_()
+    return module.eval()
+
+
+@pytest.fixture
+def fusions():
+    return Registry(shipped("conv", "pointwise"), device="sim")
+
+
+def sites(fused) -> Counter[str]:
+    return Counter(".".join(site.fusion.split(".")[:2]) for site in fused.sites if site.status == "fused")
+
+
+RESIDUAL = {"conv.conv_bn_relu_pool": 1, "conv.conv_bn_relu": 5, "conv.conv_bn": 1}
+
+
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_a_residual_network_is_fused_whole(fusions, order):
+    module = trained(Residual()).to(memory_format=order)
+    x = torch.randn(2, 3, 18, 22).contiguous(memory_format=order)
+    fused = fusions.fuse(module, x, policy="aggressive")
+    with torch.no_grad():
+        got, want = fused(x), module(x)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert got.stride() == want.stride()
+    assert sites(fused) == RESIDUAL and sum(RESIDUAL.values()) == len(fused.sites)
+
+
+def test_a_detector_is_fused_whole(fusions):
+    """SiLU and a sum stand in the convolution's epilogue; joining channels is all that is left."""
+    module, x = trained(Detector()), torch.randn(1, 3, 9, 12)
+    fused = fusions.fuse(module, x, policy="aggressive")
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), module(x), rtol=1e-5, atol=1e-5)
+    assert sites(fused) == {"conv.conv_bn": 5}
+    assert {node.op for node in fused.model.graph.nodes} - {"Split", "Concat"} == {
+        f"fused::{site.fusion}" for site in fused.sites
+    }
+
+
+def test_compiled():
+    """torch.compile takes the same sites in evaluation, and no normalisation in training."""
+    module, x, reports = trained(Detector()), torch.randn(1, 3, 9, 12), []
+    options = {"registry": fusionreg.load_registry(device="sim"), "device": "sim", "report": reports.append}
+    compiled = torch.compile(module, backend=backend, options={**options, "policy": "aggressive", "inner": "eager"})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), module(x), rtol=1e-5, atol=1e-5)
+        found = [s.fusion for r in reports if r.stage == "captured" for s in r.fused]
+        assert len(found) == 5 and all(name.startswith("conv.conv_bn.") for name in found[:-1])
+        reports.clear()
+        twin = copy.deepcopy(module.train())
+        torch.testing.assert_close(compiled(x), twin(x), rtol=1e-4, atol=1e-4)
+    assert all(s.operators == ("aten.conv2d",) for r in reports for s in r.fused if s.fusion.startswith("conv."))
+
+
+def exported(folded: bool) -> object:
+    """A block as exporters write it: every attribute spelled out; or its normalisation folded."""
+    rng = np.random.default_rng(0)
+    constants = {"w": rng.normal(size=(8, 3, 3, 3)), "b": rng.normal(size=8), "s": rng.uniform(0.5, 1.5, 8)}
+    constants |= {"o": rng.normal(size=8), "m": rng.normal(size=8), "v": rng.uniform(0.5, 2.0, 8)}
+    window = {"kernel_shape": [3, 3], "strides": [1, 1], "pads": [1, 1, 1, 1], "dilations": [1, 1], "group": 1}
+    norm = [onnx_models.node("BatchNormalization", ["c", *"somv"], ["n"], epsilon=1e-3, momentum=0.97)]
+    norm[0].input[1:3] = ["s", "o"]
+    nodes = [
+        onnx_models.node("Conv", ["x", "w", "b"], ["c"], **window),
+        *([] if folded else norm),
+        onnx_models.node("Relu", ["c" if folded else "n"], ["r"]),
+        onnx_models.node("AveragePool", ["r"], ["y"], kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 0, 1]),
+    ]
+    used = {n: np.asarray(a, np.float32) for n, a in constants.items() if not folded or n in "wb"}
+    return onnx_models.model(nodes, {"x": [2, 3, 8, 7]}, ["y"], used)
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_onnx(fusions, folded):
+    model = exported(folded)
+    x = {"x": np.random.default_rng(1).normal(size=(2, 3, 8, 7)).astype(np.float32)}
+    fused = fusions.fuse(model, policy="aggressive")
+    np.testing.assert_allclose(fused(**x)["y"], run(model, x)["y"], rtol=1e-4, atol=1e-5)
+    assert sites(fused) == {"conv.conv_bn_relu_pool": 1}
+    assert [len(site.nodes) for site in fused.sites] == [3 if folded else 4]
