@@ -24,7 +24,8 @@ from .values import largest, tiny
 #: A pool of fewer elements says too little about the chain's error.
 POOL = 32
 
-#: Rows of fewer elements are pooled with their neighbours: a value that cancelled has no fair share of its own.
+#: Rows of fewer elements that say anything, which zeros do not, count as one with the next ones of that kind: a value
+#: that cancelled has no fair share of its own.
 NARROW = 16
 
 #: A row may lend the others an error of at most this many times what is usual among rows, relative to their size.
@@ -78,7 +79,7 @@ def _round_direct(exact: np.ndarray, kind: DType) -> np.ndarray:
     return np.where(np.abs(result) > largest(kind), np.copysign(overflow, exact), result)
 
 
-def pooled(errors: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> np.ndarray:
+def pooled(errors: Sequence[np.ndarray], exact: Sequence[np.ndarray], *, alone: bool = False) -> np.ndarray:
     """The chain's error that each element of the first run is held against, from one or more equal runs.
 
     An element, and with structured values a whole row, of the chain may be right by luck. So it is the largest error of
@@ -86,25 +87,44 @@ def pooled(errors: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> np.ndar
     freak row lends the others at most :data:`UNUSUAL` times what is usual. A row that cancels, so that the chain's
     error exceeds all its values, says nothing relative to them: such rows lend one another their error as it is.
     Errors that are not finite (an overflowed chain) do not count.
+
+    Args:
+        alone: whether rows hold few values on purpose, so that no larger one hides their error; such rows stay apart
+            as far as they are wide.
     """
     if not errors[0].size:
         return errors[0]
     width = errors[0].shape[-1] if errors[0].ndim else 1
     rows = errors[0].size // width
-    starts = np.arange(0, rows, max(1, -(-NARROW // width)))  # rows too narrow to say anything are taken together
+    telling = np.full(rows, width) if alone else ((errors[0] != 0) | (exact[0] != 0)).reshape(rows, width).sum(axis=1)
+    teams = _teams(telling)
+
+    def of_rows(values: np.ndarray) -> np.ndarray:
+        return np.where(np.isfinite(values), np.abs(values), 0.0).reshape(rows, width).max(axis=1)
 
     def largest_of(values: np.ndarray) -> np.ndarray:
-        finite = np.where(np.isfinite(values), np.abs(values), 0.0).reshape(-1, width).max(axis=1)
-        return np.maximum.reduceat(finite, starts)
+        found = np.zeros(teams.max() + 1)
+        np.maximum.at(found, teams, of_rows(values))
+        return found
 
     worst, largest = [largest_of(e) for e in errors], [largest_of(x) for x in exact]
     pairs = zip(worst, largest, strict=True)
     ratios = np.concatenate([np.divide(w, s, out=np.zeros_like(w), where=s > 0) for w, s in pairs])
-    allowed = np.maximum(worst[0], _usual(ratios) * largest[0])
     noise = _usual(np.concatenate([np.where(w > s, w, 0.0) for w, s in zip(worst, largest, strict=True)]))
-    allowed = np.where(largest[0] < noise, np.maximum(allowed, noise), allowed)
-    every_row = np.repeat(allowed, np.diff(np.append(starts, rows)))
-    return np.broadcast_to(every_row[:, None], (rows, width)).reshape(errors[0].shape)
+    shown = np.where(largest[0] < noise, np.maximum(worst[0], noise), worst[0])
+    allowed = np.maximum(shown[teams], _usual(ratios) * of_rows(exact[0]))
+    return np.broadcast_to(allowed[:, None], (rows, width)).reshape(errors[0].shape)
+
+
+def _teams(telling: np.ndarray) -> np.ndarray:
+    """A number for each row, equal for those that are pooled: a row that tells enough has its own, the others are taken
+    together in their order, until they tell at least as much as it."""
+    few = telling < NARROW
+    shared = np.where(few, telling, 0)
+    total = int(shared.sum())
+    last = max(0, total // (2 * NARROW) - 1)  # with what is left over
+    together = np.minimum((np.cumsum(shared) - shared) // (2 * NARROW), last)
+    return np.where(few, together, last + np.cumsum(~few))
 
 
 def _usual(shown: np.ndarray) -> float:

@@ -101,6 +101,27 @@ def test_narrow_rows_are_pooled_with_their_neighbours():
     assert not judge(far, exact, chain, "float32").passed
 
 
+def test_rows_of_few_values_among_zeros_are_pooled_too():
+    """The first rows of a causal gradient: a lucky one has the error of its neighbours, and no share of their size."""
+    exact = np.tril(np.ones((40, 40)))
+    errors = 1e-7 * exact
+    exact[0, 0], errors[0, 0] = 1e-3, 1e-10
+    exact[1], errors[1] = 8.0 * exact[1], 4.0 * errors[1]
+    allowed = pooled([errors], [exact])
+    np.testing.assert_allclose(allowed[[0, 2, 3, 4, 5], 0], 4e-7)  # 1 + … + 6 values
+    np.testing.assert_allclose(allowed[20:, 0], 1e-7)
+    lonely = np.array([[1.0, 0.0], [1e-3, 0.0]] * 16)
+    np.testing.assert_allclose(pooled([1e-7 * lonely**2], [lonely])[:2, 0], [1e-7, 1e-7])
+
+
+def test_rows_that_hold_few_values_on_purpose_stay_apart():
+    exact = np.zeros((8, 40))
+    exact[:, 0] = [100.0, 1e-3] * 4
+    errors = 1e-7 * exact
+    np.testing.assert_allclose(pooled([errors], [exact], alone=True)[:2, 7], [1e-5, 1e-10])
+    np.testing.assert_allclose(pooled([errors], [exact])[:2, 7], [1e-5, 1e-5])
+
+
 def test_a_freak_row_lends_sixteen_times_the_median_at_most():
     exact = np.ones((8, 16))
     errors = np.full((8, 16), 1e-6)

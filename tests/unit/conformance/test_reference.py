@@ -115,3 +115,18 @@ def test_elements_behind_an_overflowed_cast(pattern, dtype, expected):
     made = made.with_(made.name, axes={"A0": 4})
     found = reference(entry, made, {"x": X.astype(dtype)}, catalog.ops)
     np.testing.assert_array_equal(np.isinf(found.allowed["y"]), expected)
+
+
+def test_one_value_of_a_swept_row_has_its_own_bound():
+    """Its neighbours are larger, and their error would hide that of a function's tail."""
+    text = ("v0 = Sigmoid(x)\ny = Mul(x, v0)", {"x": "float32[A0 A1]"}, {"y": "float32[A0 A1]"})
+    catalog = region_kit.catalog(swish=text)
+    entry = catalog["pointwise.swish"]
+    made = derive(entry, entry.kernel("strided"), "sm_90a")[0].with_("t", axes={"A0": 32, "A1": 24})
+    bounds = {}
+    for name, values in (("sweep", {"x": "sweep"}), ("other", {"x": "normal"})):
+        t = made.with_("t", values=values)
+        arrays = made.with_("t", values={"x": "sweep"}).arrays(entry)
+        bounds[name] = reference(entry, t, arrays, catalog.ops).allowed["y"][:, 0]
+    tail = np.flatnonzero(arrays["x"][:, 0] == -15.0)  # -4.6e-6, beside 1e4
+    assert (bounds["sweep"][tail] < 1e-11).all() and (bounds["other"][tail] > 1e-9).all()
