@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusionreg.core.spec import FusionSpec
+from fusionreg.core.spec import FusionSpec, KernelSpec
 from fusionreg.hookspecs import hookimpl
 
+from . import hopper
 from .fusions import FUSIONS
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
     return FUSIONS
+
+
+@hookimpl
+def register_kernels() -> Sequence[KernelSpec]:
+    return hopper.kernels()

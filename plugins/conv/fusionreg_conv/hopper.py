@@ -1,0 +1,181 @@
+"""Kernels on Hopper's tensor cores, for tensors that are channels last; one template, ``hopper.cu.j2``."""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import KernelSpec, TensorMap
+
+from .kernels import EPILOGUES, tensors
+
+#: Bytes of shared memory of a block, without a few for barriers.
+_MEMORY = 232448 - 1024
+#: A tile's pixels, rows of the image, columns and images; channels of x come 64 at a time.
+_BM, _TH = "(64 * MB * SHARE)", "(1 if EDGE == 64 else EDGE)"
+_TW = f"({_BM} if EDGE == 64 else EDGE)"
+_TN = f"({_BM} // ({_TH} * {_TW}))"
+_DEPTHS = "ceildiv(C, 64)"
+#: Rows of the kernel that a box of x serves; bytes of such a box, with the tiles of w that come with it.
+_TAPS = "(R if HALO else 1)"
+_STAGE = f"((({_TH} + {_TAPS} - 1) * {_TW} * {_TN} + (SHARE - 1) * {_TAPS} * BK) * 128)"
+_KEPT = f"((2 - SHARE) * {_DEPTHS} * R * S * BK * 128)"  # of weights that stay in shared memory
+#: Slots of a warp for y, and their bytes.
+_SLOTS = "max(2, MB * min(BK // 64, {}))"
+_SLOTS_POOLED = "((MB if EDGE == 8 else 1) * min(BK // 64, 2))"
+
+
+def _pixel(tensor: str, columns: str, channels: str) -> str:
+    """Elements from one pixel to the next; the stride of an axis of extent 1 says nothing."""
+    return f"(stride({tensor}, 3) if {columns} > 1 else {channels})"
+
+
+def _step(tensor: str, axis: int, extent: str, channels: str) -> str:
+    return f"(stride({tensor}, {axis}) if {extent} > 1 else {channels})"
+
+
+def _dense(tensor: str, rows: str, columns: str, channels: str) -> str:
+    """Whether all pixels follow each other at one stride."""
+    pixel = _pixel(tensor, columns, channels)
+    return (
+        f"({rows} == 1 or stride({tensor}, 2) == {columns} * {pixel}) "
+        f"and (N == 1 or stride({tensor}, 0) == {rows} * {columns} * {pixel})"
+    )
+
+
+def _result(name: str, tensor: str, rows: str, columns: str, box: tuple[str, ...]) -> TensorMap:
+    """y or the residual, [N rows columns K], in pieces that a warp has."""
+    pixel = _pixel(tensor, columns, "K")
+    flat = ("K", f"N * {rows} * {columns}", "1", "1")
+    dims = ("K", columns, "N", rows)
+    return TensorMap(
+        name=name,
+        operand=tensor,
+        dims=tuple(f"{a} if EDGE == 64 else {b}" if a != b else a for a, b in zip(flat, dims, strict=True)),
+        strides=(
+            pixel,
+            f"{pixel} if EDGE == 64 else {_step(tensor, 0, 'N', 'K')}",
+            f"{pixel} if EDGE == 64 else {_step(tensor, 2, rows, 'K')}",
+        ),
+        box=box,
+        swizzle="128",
+    )
+
+
+def wgmma(words: str) -> KernelSpec:
+    """The kernel for ``conv.<words>``."""
+    pool = words.endswith("pool")
+    add = "residual" in tensors(words)
+    rows, columns = ("U", "V") if pool else ("P", "Q")
+    slots = _SLOTS_POOLED if pool else _SLOTS.format("4 if present(residual) else 2" if add else "2")
+    slot = 1024 if pool else 2048
+    room = f"({_MEMORY} - 48 * BK - 8 * {slots} * {slot})"
+    stages = f"min(8, ({room} - {_KEPT}) // {_STAGE})"
+    pixels = f"ceildiv(Q, {_TW}) * ceildiv(P, {_TH}) * ceildiv(N, {_TN})"
+    pixels = f"(ceildiv(N * P * Q, {_BM}) if EDGE == 64 else {pixels})"
+    sides = "ceildiv(K, BK)"
+    teams = f"max(1, multiprocessors // {sides})"  # that share a tile of x
+    grid = f"{sides} * min({pixels} if SHARE == 2 else ceildiv({pixels}, 2), {teams})"
+    flat = [
+        "R * S * stride_h * stride_w == 1 and pad_top + pad_left + pad_bottom + pad_right == 0",
+        _dense("x", "H", "W", "C"),
+        _dense("y", rows, columns, "K"),
+        *([f"(not present(residual) or {_dense('residual', rows, columns, 'K')})"] if add else []),
+    ]
+    x_pixel = _pixel("x", "W", "C")
+    size = f"(MB * {_DEPTHS} * R * S * BK)"  # 64 x 64 products of a consumer
+    return KernelSpec(
+        name="wgmma",
+        fusion=f"conv.{words}",
+        template="hopper.cu.j2",
+        regions=() if pool else ("y",),
+        summary="wgmma fed by TMA, channels last: boxes of x for each place of the kernel, persistent",
+        targets="sm_90a",
+        requires=(
+            'T in ("float16", "bfloat16") and groups == 1 and C % 8 == 0 and K % 8 == 0 and R * S < 64',
+            "stride(x, 1) == 1 and stride(w, 1) == 1 and stride(y, 1) == 1 and aligned(y, 16)",
+            f"stride_h == 1 or (R == 1 and pad_top == 0 or H % stride_h == 0) and stride(x, 2) == W * {x_pixel}",
+            "stride_w == 1 or S == 1 and pad_left == 0 or W % stride_w == 0",
+            f"N * {rows} * {columns} < 2147483648",
+            *(("not present(residual) or stride(residual, 1) == 1 and aligned(residual, 16)",) if add else ()),
+            *(
+                (
+                    "pool_h == 2 and pool_w == 2 and pool_stride_h == 2 and pool_stride_w == 2",
+                    "pool_top + pool_left + pool_bottom + pool_right == 0 and not present(residual)",
+                )
+                if pool
+                else ()
+            ),
+        ),
+        strides=tensors(words),
+        params={
+            "SHARE": (1, 2),  # consumers of a tile
+            "MB": (2, 1),  # products of 64 rows that one has
+            "BK": (64, 128, 256),
+            "EDGE": (8, 4, 2) if pool else (8, 4, 2, 64),  # of a tile in the image; 64: pixels follow each other
+            "HALO": (1, 0),  # whether boxes have the rows of the image that all rows of the kernel need
+        },
+        valid=(
+            "MB * BK <= 256 and (BK == 64 or BK < 2 * K)",
+            "EDGE != 64" if pool else f"(EDGE == 64) == ({' and '.join(flat)})",
+            "EDGE in (8, 64) or Q % (2 * EDGE) != 0 and Q <= 16 * EDGE",
+            "HALO == (1 if stride_h == 1 and dilation_h == 1 and R in (2, 3) else 0)",
+            f"({room} - {_KEPT}) // {_STAGE} >= 2",
+            f"MB == 2 or BK == 256 or SHARE == 1 and ({_DEPTHS} * R * S * BK > 1024 or N < 2)",
+            *(("EDGE == 8 or MB == 2 and EDGE == 2 * SHARE",) if pool else ()),
+        ),
+        constants={
+            "RESIDENT": "2 - SHARE",
+            "TH": _TH, "TW": _TW, "TN": _TN, "TAPS": _TAPS,
+            "TALL": "1 if EDGE == 8 else 0",
+            "FLAT": "1 if EDGE == 64 else 0",
+            "SLOTS": slots,
+            "SLOT": str(slot),
+            "ROOM": room,
+            "MOST_STAGES": "8",
+            **EPILOGUES[words],
+        },
+        specialize=("R", "S"),
+        tensor_maps=(
+            TensorMap(
+                name="x_map", operand="x",
+                dims=(
+                    "C", "N * H * W if EDGE == 64 else ceildiv(W, stride_w)", "1 if EDGE == 64 else N",
+                    "1 if EDGE == 64 else ceildiv(H, stride_h)", "(stride_h - 1) * W + stride_w",
+                ),
+                strides=(
+                    f"{x_pixel} * stride_w",
+                    f"{x_pixel} if EDGE == 64 else {_step('x', 0, 'N', 'C')}",
+                    f"{x_pixel} if EDGE == 64 else {_step('x', 2, 'H', 'C')} * stride_h",
+                    x_pixel,
+                ),
+                box=("64", "TW", "TN", "TH + TAPS - 1", "1"),
+                swizzle="128",
+            ),
+            TensorMap(
+                name="w_map", operand="w", dims=("C", "S", "R", "K"),
+                strides=(_step("w", 3, "S", "C"), _step("w", 2, "R", "C"), _step("w", 0, "K", "C")),
+                box=("64", "1", "1", "BK"), swizzle="128", l2_promotion=256,
+            ),
+            _result(
+                "y_map", "y", rows, columns,
+                ("64", "EDGE // 2", "1 if EDGE == 8 else 16 // EDGE", "1") if pool else _BOX,
+            ),
+            *((_result("residual_map", "residual", rows, columns, _BOX),) if add and not pool else ()),
+        ),
+        grid=grid,
+        block="384",
+        min_blocks=1,
+        shared_memory=f"{stages} * {_STAGE} + {_KEPT} + {_MEMORY} + 1024 - {room}",
+        estimate=f"5e-6 + max((N * H * W * C + N * {rows} * {columns} * K) * 2 / 4e12,"
+        f" ceildiv({pixels}, (3 - SHARE) * {teams}) * {size} * 3.3e-9)",
+        pending="no GPU has run it",
+    )  # fmt: skip
+
+
+#: What a warp stores at a time: 16 pixels of 64 channels.
+_BOX = (
+    "64", "16 if EDGE == 64 else EDGE", "1 if EDGE in (8, 64) else 16 // EDGE", "2 if EDGE == 8 else 1"
+)  # fmt: skip
+
+
+def kernels() -> tuple[KernelSpec, ...]:
+    """All of them, each naming its fusion."""
+    return tuple(wgmma(words) for words in EPILOGUES)
