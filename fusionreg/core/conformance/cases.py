@@ -62,11 +62,19 @@ def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent =
     ``all`` covers every pair of choices, dtypes, attributes and forms, and every edge in every dtype. ``quick``
     compiles few units: it keeps the edges for one dtype, another one for each kernel of a fusion; a tail, an overflow
     and NaN for the rest, with the declared cases that need no further unit; and :data:`QUICK_ROWS` further rows.
-    Trials that the fusion's own contract excludes are not made.
+    Trials that the fusion's own contract excludes are not made. A kernel that accepts none of the general extents is
+    tried on those of the first declared case that it accepts, with its attributes.
     """
     base = base_axes(entry)
     quick = cases == "quick"
-    plain, further, refused = coverage.rows(entry, kernel, base, target, QUICK_ROWS if quick else None)
+    limit = QUICK_ROWS if quick else None
+    plain, further, refused = coverage.rows(entry, kernel, base, target, limit)
+    for case in () if plain else entry.cases:
+        base = base_axes(entry) | case.axes
+        plain, further, _ = coverage.rows(entry, kernel, base, target, limit, case.attributes)
+        if plain:
+            refused = []
+            break
     found: list[Trial] = [row.with_(f"{row.dtype}-base") for row in refused]
     lead = _lead(entry, kernel, plain)
     defaults: list[Trial] = []

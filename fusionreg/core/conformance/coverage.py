@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FusionregError
-from ..frozen import FrozenDict
+from ..frozen import EMPTY, FrozenDict
 from ..problem import Candidate, Problem, Tensor, bind, choose
 from .trial import Trial
 
@@ -94,7 +94,12 @@ def open_dtypes(entry: FusionEntry, trial: Trial) -> dict[str, str]:
 
 
 def rows(
-    entry: FusionEntry, kernel: KernelEntry, axes: FrozenDict[str, int], target: str, limit: int | None
+    entry: FusionEntry,
+    kernel: KernelEntry,
+    axes: FrozenDict[str, int],
+    target: str,
+    limit: int | None,
+    attributes: Mapping[str, Any] = EMPTY,
 ) -> tuple[list[Trial], list[Trial], list[Trial]]:
     """Combinations on contiguous tensors of extents ``axes``, or on tensors that are channels last where the kernel
     accepts no others: (plain, further, refused).
@@ -102,13 +107,14 @@ def rows(
     plain: one per dtype combination that the kernel accepts; it leaves optional steps out where it can, so that nothing
     saturates and hides an error. further: more of them, until every pair of levels is covered or ``limit`` is reached;
     kernels start at different places, so that a family covers what one kernel's few rows do not. refused: one per
-    dtype combination that the fusion has and the kernel does not accept.
+    dtype combination that the fusion has and the kernel does not accept. ``attributes``: those that all rows have.
     """
     declared = factors(entry)
     accepted: list[tuple[tuple[Any, ...], Trial]] = []
     refused: dict[tuple[Any, ...], Trial] = {}
     for levels in _levels(declared, kernel.key):
         row = _row(levels, declared, axes)
+        row = row.with_("", attributes={n: v for n, v in attributes.items() if n in entry.spec.attributes})
         if _repeated(entry, row):
             continue
         tried = [row, _channels_last(entry, row)] if kernel.spec.strides else [row]

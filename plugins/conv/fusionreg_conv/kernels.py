@@ -96,6 +96,53 @@ def _tensor_core(words: str) -> KernelSpec:
     )
 
 
+def _image(words: str) -> KernelSpec:
+    """Tiles of 256 places: 16 x 16 without a pool, else as many windows of 2 x 2 or 3 x 3 as those make, by steps of 2."""
+    pool = words.endswith("pool")
+    rows, columns = ("(2 * TU + WINDOW - 2)", "(2 * TV + WINDOW - 2)") if pool else ("TU", "TV")
+    pairs = "((S * C + 1) // 2)"
+    last = vectors("y", "K")
+    params: dict[str, tuple[int, ...]] = {"STEP": (2, 1, 4)}
+    tiles, windows = {"WINDOW": "1", "SHIFT": "1", "TU": "16", "TV": "16"}, ()
+    if pool:
+        last = last.replace("P == 1", "U == 1").replace("Q == 1", "V == 1")
+        params |= {"WINDOW": (3, 2)}
+        tiles = {"SHIFT": "2", "TU": "7 if WINDOW == 3 else 8", "TV": "8"}
+        windows = ("WINDOW == pool_h and WINDOW == pool_w",)
+    where = {"TU": f"({tiles['TU']})", "TV": f"({tiles['TV']})"}
+    copy = f"(({rows} - 1) * STEP + R) * align(({columns} - 1) * STEP * C + {pairs} * 2, 2) + 2"
+    copy = copy.replace("TU", where["TU"]).replace("TV", where["TV"])
+    height, width = ("U", "V") if pool else ("P", "Q")
+    blocks = f"N * ceildiv({height}, {where['TU']}) * ceildiv({width}, {where['TV']})"
+    parts = "ceildiv(K, 64)"
+    held = "(2 if pool == 'MaxPool' else 4)" if pool else "4"
+    depth = f"align(R * {pairs} * 2, 16)"
+    return KernelSpec(
+        name="image",
+        template="image.cu.j2",
+        regions=() if pool else ("y",),
+        summary="up to 4 channels of x: patches of images in shared memory, weights laid out once for many tiles",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "groups == 1 and C <= 4 and dilation_h == 1 and dilation_w == 1",
+            last,
+            *(("not present(residual)",) if "residual" in tensors(words) else ()),
+            *(("pool_stride_h == 2 and pool_stride_w == 2",) if pool else ()),
+        ),
+        strides=tensors(words),
+        specialize=("C", "R", "S"),
+        params=params,
+        valid=("STEP == stride_h and STEP == stride_w", *windows),
+        constants={**tiles, **{n: e for n, e in EPILOGUES[words].items() if n != "ADD"}},
+        grid=f"{parts} * max(1, min({blocks}, 2 * multiprocessors // {parts}))",
+        block="256",
+        min_blocks=2,
+        shared_memory=f"256 * 72 * {held} + 64 * ({depth} + 8) * 2 + ({copy}) * (2 if STEP * C % 2 == 1 else 1) * 2",
+        estimate=f"5e-6 + ceildiv({blocks} * {parts}, 132) * 256 * 64 * {depth} * 2 / 2.5e12",
+        pending="no GPU has run it",
+    )
+
+
 def kernels(words: str) -> tuple[KernelSpec, ...]:
     """All of them, for the fusion of that name."""
-    return (_tensor_core(words), _plain(words))
+    return (_image(words), _tensor_core(words), _plain(words))
