@@ -1,0 +1,95 @@
+"""Gradients of attention in the simulator: kernels conform, faults are noticed, sums have one order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import attention as kit
+import numpy as np
+import pytest
+from catalogs import shipped
+
+from fusionreg.api import Registry
+from fusionreg.core.cache import Cache
+from fusionreg.core.conformance import run
+from fusionreg.core.conformance.cases import derive
+from fusionreg.core.conformance.execute import Job, execute, prepare
+from fusionreg.core.conformance.mutants import changed
+from fusionreg.core.conformance.simulated import SimExecutor
+
+CATALOG = shipped("attention")
+FUSION = "attention.sdpa_backward"
+KERNELS = [k.name for k in CATALOG[FUSION].kernels if k.library is None]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_conforms(kernel):
+    report = run(CATALOG, [FUSION], kernels=[kernel], device="sim", cases="quick", cache=Cache())
+    assert report.ok, "\n".join(map(str, report.failures))
+    assert report.counts["PASSED"] >= 40
+
+
+@pytest.mark.parametrize("kernel", ["wgmma", "tensor_core", "plain"])
+def test_the_log_sum_exp_is_that_of_scores(kernel):
+    """Of the values that scores have, whatever is the largest; a query without a key has -inf."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, h, n, 64)).astype(np.float16) for h, n in ((2, 90), (1, 20), (1, 20)))
+    runtime = Registry(kit.awake(kernel), device="sim").runtime
+    given = {"left_window_size": 4, "scale": 2.0, "scaling": "given"}
+    _, lse = runtime.run("attention.sdpa_training", (q, k, v), given)
+    scores = 2.0 * np.float64(q) @ np.float64(k).swapaxes(-1, -2)
+    ahead = np.arange(20) - np.arange(90)[:, None]
+    scores[:, :, ahead < -4] = -np.inf
+    top = scores.max(-1, keepdims=True)
+    e = np.exp(scores - np.where(np.isinf(top), 0.0, top))
+    with np.errstate(divide="ignore"):
+        want = np.log(e.sum(-1)) + top[..., 0]
+    assert np.isneginf(want[..., 24:]).all()
+    np.testing.assert_allclose(lse, want, rtol=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "text", "other"),
+    [
+        ("tensor_core", "fr::grid_sync();", ""),
+        ("tensor_core", "fr::cp_async_wait<1>();", ""),
+        ("tensor_core", "unit.fit(slopes, sum_d);", ""),
+        ("tensor_core", "by = value / larger", "by = 1.0f"),
+        ("tensor_core", "s = seen ? weight * (s - less) * bend", "s = seen ? weight * s * bend"),
+        ("tensor_core", "p = seen ? weight : 0.0f", "p = weight"),
+        ("tensor_core", "head * group + n", "head * group"),
+        ("tensor_core", "bend = 4.0f * r * (1.0f - r);", ""),
+        ("plain", "* bend;", ";"),
+        ("plain", "if (j < range.first || j > range.last) return;", ""),
+        ("plain", "h / group", "h % G"),
+    ],
+)  # fmt: skip
+def test_faults_are_noticed(kernel, text, other):
+    """In one of the cases that the spec names or that are derived of it."""
+    entry, executor = CATALOG[FUSION], SimExecutor(Cache(), target="sm_80")
+    names = ("base", "capped", "causal_short", "two_key_heads", "huge", "tiles", "nothing_to_see")
+    for trial in derive(entry, entry.kernel(kernel), "sm_80", "quick"):
+        if trial.dtypes["T"] != "float32" and trial.name.rpartition("-")[2] in names:
+            found = prepare(entry, entry.kernel(kernel), trial, executor)
+            if isinstance(found, Job) and text in found.source.text:
+                broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
+                if execute(broken, executor, CATALOG.ops).status.failed:
+                    return
+    raise AssertionError("every case passed")
+
+
+def test_blocks_take_tile_after_tile():
+    """Two blocks for a dozen tiles: every gradient is written, the same bits whatever the number of blocks."""
+    entry, found = CATALOG[FUSION], []
+    kernel = entry.kernel("tensor_core")
+    for multiprocessors in (2, 132):
+        executor = SimExecutor(Cache(), target="sm_80", multiprocessors=multiprocessors)
+        rows = derive(entry, kernel, "sm_80", "quick")
+        base = next(t for t in rows if t.dtypes["T"] == "bfloat16" and not t.layouts)
+        trial = base.with_("several", axes={"B": 1, "H": 4, "G": 2, "Q": 140, "K": 130, "D": 32, "E": 32}, values={})
+        job = prepare(entry, kernel, trial, executor)
+        assert isinstance(job, Job) and job.candidate.launch.grid[0] == min(multiprocessors, 2 * 2 + 4 * 2)
+        result = execute(job, executor, CATALOG.ops)
+        assert not result.status.failed, result
+        found.append((result.max_abs, result.max_rel))
+    assert found[0] == found[1]
