@@ -56,6 +56,21 @@ def parameters(entry: FusionEntry, kernel: KernelEntry, row: Trial, target: str)
     return [] if problem is None else [c.params for c in combinations(kernel, problem)]
 
 
+def covered(
+    entry: FusionEntry, kernel: KernelEntry, target: str, limit: int | None = None
+) -> tuple[FrozenDict[str, int], list[Trial], list[Trial], list[Trial]]:
+    """The extents that ``kernel`` is tried on, and what ``coverage.rows`` says of them: the general ones, or, where it
+    accepts none of those, the first declared case's that it accepts, with its attributes."""
+    base = base_axes(entry)
+    plain, further, refused = coverage.rows(entry, kernel, base, target, limit)
+    for case in () if plain else entry.cases:
+        axes = base | case.axes
+        plain, further, _ = coverage.rows(entry, kernel, axes, target, limit, case.attributes)
+        if plain:
+            return axes, plain, further, []
+    return base, plain, further, refused
+
+
 def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent = "all") -> tuple[Trial, ...]:
     """Every trial of ``kernel``, names unique, grouped by compiled variant.
 
@@ -65,16 +80,8 @@ def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent =
     Trials that the fusion's own contract excludes are not made. A kernel that accepts none of the general extents is
     tried on those of the first declared case that it accepts, with its attributes.
     """
-    base = base_axes(entry)
     quick = cases == "quick"
-    limit = QUICK_ROWS if quick else None
-    plain, further, refused = coverage.rows(entry, kernel, base, target, limit)
-    for case in () if plain else entry.cases:
-        base = base_axes(entry) | case.axes
-        plain, further, _ = coverage.rows(entry, kernel, base, target, limit, case.attributes)
-        if plain:
-            refused = []
-            break
+    base, plain, further, refused = covered(entry, kernel, target, QUICK_ROWS if quick else None)
     found: list[Trial] = [row.with_(f"{row.dtype}-base") for row in refused]
     lead = _lead(entry, kernel, plain)
     defaults: list[Trial] = []
@@ -100,7 +107,7 @@ def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent =
             found.append(row.with_(f"{tag}-{name}", axes=axes, values=_every(entry, name)))
         found.append(row.with_(f"{tag}-sweep", axes=axes, values=_swept(entry)))
     for case in entry.cases:
-        for i, (row, trial) in enumerate(zip(defaults, _declared(entry, case, defaults, base, target), strict=True)):
+        for i, (row, trial) in enumerate(zip(defaults, _declared(entry, case, defaults, target), strict=True)):
             if not quick or i == lead or _states_numbers(case) or _same_unit(entry, kernel, row, trial, target):
                 found.append(trial)
     return tuple(t for t in found if coverage.problem_of(entry, t, target) is not None)
@@ -237,7 +244,7 @@ def _layouts(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
 
 
 def _declared(
-    entry: FusionEntry, case: Case, plain: list[Trial], base: FrozenDict[str, int], target: str
+    entry: FusionEntry, case: Case, plain: list[Trial], target: str
 ) -> list[Trial]:
     """A case of the spec in every dtype, each input in the first form that the case's axes and attributes admit.
 
@@ -246,13 +253,18 @@ def _declared(
     for name in case.values.values():
         values.check(name)
     found = []
+    unsaid = {
+        n: a.default
+        for n, a in entry.spec.attributes.items()
+        if a.default is not None and not a.choices and a.type != "bool"
+    }
     several = {n: range(len(t.forms)) for n, t in entry.inputs.items() if len(t.forms) > 1 and n not in case.absent}
     for row in plain:
         trial = row.with_(
             f"{row.dtype}-{case.name}",
-            axes={**base, **case.axes},
+            axes={**base_axes(entry), **case.axes},
             leading=case.batch,
-            attributes={k: v for k, v in case.attributes.items() if k in entry.spec.attributes},
+            attributes={**unsaid, **{k: v for k, v in case.attributes.items() if k in entry.spec.attributes}},
             choices={k: v for k, v in case.attributes.items() if k in entry.choices},
             absent=case.absent,
             values=case.values,

@@ -47,11 +47,11 @@ def _plain(words: str) -> KernelSpec:
 _POOL_TILES = (4 * 16 + 8, 3 * 16 + 8, 7 * 16 + 15, 6 * 16 + 14, 2 * 16 + 8, 1 * 16 + 8, 1 * 16 + 1)
 
 
-def vectors(tensor: str, channels: str) -> str:
+def vectors(tensor: str, channels: str, wide: str = "8") -> str:
     """Whether channels lie side by side in chunks of 16 bytes; an axis of extent 1 may have any stride."""
     extents = {"x": ("N", "H", "W"), "w": ("K", "R", "S")}.get(tensor, ("N", "P", "Q"))
-    steps = (f"({e} == 1 or stride({tensor}, {i}) % 8 == 0)" for i, e in zip((0, 2, 3), extents, strict=True))
-    return f"{channels} % 8 == 0 and stride({tensor}, 1) == 1 and aligned({tensor}, 16) and {' and '.join(steps)}"
+    steps = (f"({e} == 1 or stride({tensor}, {i}) % {wide} == 0)" for i, e in zip((0, 2, 3), extents, strict=True))
+    return f"{channels} % {wide} == 0 and stride({tensor}, 1) == 1 and aligned({tensor}, 16) and {' and '.join(steps)}"
 
 
 def _tensor_core(words: str) -> KernelSpec:
@@ -143,6 +143,33 @@ def _image(words: str) -> KernelSpec:
     )
 
 
+def _depthwise(words: str) -> KernelSpec:
+    wide, lanes = "(128 // bits(T))", "LANES * (128 // bits(T))"
+    residual = "residual" in tensors(words)
+    return KernelSpec(
+        name="depthwise",
+        template="depthwise.cu.j2",
+        regions="y",
+        summary="each channel by itself, channels last: 16 bytes of channels of four places a thread",
+        requires=(
+            "G == 1 and K == groups and dilation_h == 1 and dilation_w == 1",
+            vectors("x", "C", wide),
+            vectors("y", "K", wide),
+            *((f"not present(residual) or {vectors('residual', 'K', wide)}",) if residual else ()),
+        ),
+        strides=tensors(words),
+        specialize=("R", "S"),
+        params={"STEP": (1, 2), "LANES": (8, 4, 2, 1)},
+        valid=("STEP == stride_h and STEP == stride_w", f"LANES == min(8, next_pow2(ceildiv(K, {wide})))"),
+        constants={n: e for n, e in EPILOGUES[words].items() if n != "POOL"} | {"POOL": '"none"'},
+        grid=f"ceildiv(K, {lanes}) * ceildiv(N * P * ceildiv(Q, 4), 256 // LANES)",
+        block="256",
+        estimate="3e-6 + (N * C * H * W + N * K * P * Q) * bits(T) / 8 / 2.5e12",
+        pending="no GPU has run it",
+    )
+
+
 def kernels(words: str) -> tuple[KernelSpec, ...]:
     """All of them, for the fusion of that name."""
-    return (_image(words), _tensor_core(words), _plain(words))
+    found = (_image(words), _tensor_core(words), _plain(words))
+    return found if words.endswith("pool") else (*found, _depthwise(words))
