@@ -1,24 +1,30 @@
 """The family ``attention``: softmax over masked scores, and attention without scores in memory.
 
 ``softmax`` has fusions of scores that are in memory: scale, mask, causal, softmax, and their gradients; ``sdpa`` has
-attention as one operator, for which ``decode`` has kernels for few queries.
+attention as one operator, for which ``decode`` has kernels for few queries; ``rope`` rotates q and k by position and
+puts new keys into a cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusionreg.core.spec import FusionSpec, KernelSpec
+from fusionreg.core.spec import FusionSpec, KernelSpec, OpSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import decode, sdpa, softmax
+from . import decode, rope, rope_ops, sdpa, softmax
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*softmax.FUSIONS, *sdpa.FUSIONS)
+    return (*softmax.FUSIONS, *sdpa.FUSIONS, *rope.FUSIONS)
 
 
 @hookimpl
 def register_kernels() -> Sequence[KernelSpec]:
     return (*sdpa.KERNELS, *decode.KERNELS)
+
+
+@hookimpl
+def register_ops() -> Sequence[OpSpec]:
+    return rope_ops.OPS

@@ -10,6 +10,9 @@ _UNSEEN = "no GPU has run all its cases as it now is"
 #: Pairs of queries and keys that are multiplied.
 _PAIRS = "B * H * Q * K * (0.5 if is_causal else 1.0)"
 
+#: The next tile, and two numbers of each query.
+_STATISTICS = "16 + 8 * B * H * align(Q, 64)"
+
 #: [B H Q] or [B G K] by a width.
 _ROWS = ("dy", "q", "k", "v", "y", "dq", "dk", "dv")
 
@@ -47,7 +50,7 @@ _TENSOR_CORE = KernelSpec(
     grid="max(1, min(multiprocessors, B * G * ceildiv(K, 16 * WARPS) + B * H * ceildiv(Q, 16 * WARPS)))",
     block="32 * WARPS",
     shared_memory="(16 * WARPS + 2 * BN) * (D + E + 16) * 2 + 16 * BN + 16",
-    workspace="16 + 4 * B * H * Q",
+    workspace=_STATISTICS,
     cooperative=True,
     pending=_UNSEEN,
     estimate=f"1e-5 + {_PAIRS} * (8 * D + 6 * E) / 1.5e14 * (1 if WARPS == 8 else 1.2)",
