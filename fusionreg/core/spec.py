@@ -308,6 +308,9 @@ class FusionSpec(Record):
     layouts: FrozenDict[Identifier, Identifier] = EMPTY
     """Output → the input of its rank whose memory order it takes, where that one lies without gaps and the caller
     brings no output: channels last gives channels last. All other outputs are row-major."""
+    aliases: FrozenDict[Identifier, Identifier] = EMPTY
+    """Output → the input of its type that a caller may bring as that output, too, to have it updated in place: kernels
+    then write what changes alone. Where the output has memory of its own, all of it is written."""
     dtypes: FrozenDict[Identifier, tuple[str, ...]]
     """Dtype variables and the dtypes each may take."""
     regions: tuple[Region, ...] = ()

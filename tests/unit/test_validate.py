@@ -58,6 +58,8 @@ OPTIONAL_INT = AttributeSpec(type="int")
         ({"constraints": ("contiguous(x)",)}, "constraints[0]", "contiguous() is not known here"),
         ({"constraints": ("has(wgmma)",)}, "constraints[0]", "has() is not known here"),
         ({"outputs": {"y": "T[... M Z]"}}, "outputs.y", "no input tells axis Z"),
+        ({"aliases": {"y": "x"}}, "aliases", "y in x"),
+        ({"aliases": {"y": "z"}}, "aliases", "an output, and an input of its type"),
         ({"outputs": {"y": "T[... M N] pinned_host"}}, "outputs.y", "only inputs"),
         ({"inputs": {**INPUTS, "w": "T[... K N]"}}, "inputs", "folds into"),
         ({"inputs": {}}, "inputs", "empty"),

@@ -69,7 +69,7 @@ def look_at(entry: FusionEntry, arrays: Sequence[Any], out: Sequence[Any] | None
     tensors = {name: library.tensor(a) for name, a in everything.items()}
     for name in _beside(entry, everything, library) if place.kind != "cpu" else ():
         tensors[name] = replace(tensors[name], space=HOST)
-    _check_outputs(fusion, outputs, everything, tensors, library)
+    _check_outputs(entry, outputs, everything, tensors, library)
     return Call(given, tensors, library, place, library.guard(given.values()))
 
 
@@ -111,7 +111,7 @@ def _place(entry: FusionEntry, everything: Mapping[str, Any], library: Library) 
 
 
 def _check_outputs(
-    fusion: str,
+    entry: FusionEntry,
     outputs: Mapping[str, Any],
     everything: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
@@ -120,17 +120,24 @@ def _check_outputs(
     for name in outputs:
         if self_overlapping(tensors[name]):
             raise _wrong(
-                fusion, f"output {name} overlaps itself (strides {tensors[name].strides})", "memory of its own"
+                entry.name, f"output {name} overlaps itself (strides {tensors[name].strides})", "memory of its own"
             )
-    check_overlap(fusion, everything, tensors, set(outputs), library)
+    check_overlap(entry, everything, tensors, set(outputs), library)
 
 
 def check_overlap(
-    fusion: str, arrays: Mapping[str, Any], tensors: Mapping[str, Tensor], outputs: set[str], library: Library
+    entry: FusionEntry, arrays: Mapping[str, Any], tensors: Mapping[str, Tensor], outputs: set[str], library: Library
 ) -> None:
-    """:class:`ArgumentError` when an output of the caller's shares memory with another array of the call."""
+    """:class:`ArgumentError` when an output of the caller's shares memory with another array of the call.
+
+    One that the fusion may update in place may be that input itself.
+    """
+    fusion = entry.name
     if outputs:
-        found = overlapping([(n, library.pointer(a), tensors[n]) for n, a in arrays.items()], outputs)
+        known = [(n, library.pointer(a), tensors[n]) for n, a in arrays.items()]
+        where = {n: (at, t) for n, at, t in known}
+        same = {i for o, i in entry.spec.aliases.items() if o in outputs and i in where and where[o] == where[i]}
+        found = overlapping([row for row in known if row[0] not in same], outputs)
         if found:
             raise _wrong(
                 fusion, f"{found[0]} and {found[1]} overlap", "outputs with memory of their own", tensor=found[1]

@@ -226,7 +226,7 @@ class Runtime:
         outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
         call = look_at(entry, arrays, outputs)
         named = {**call.arrays, **dict(zip(entry.outputs, outputs, strict=True))}
-        check_overlap(fusion, named, call.tensors, set(entry.outputs), call.library)
+        check_overlap(entry, named, call.tensors, set(entry.outputs), call.library)
         layout = [None if a is None else call.library.layout(a) for a in (*arrays, *outputs)]
         key = (fusion, "out", *layout, attributes_key(attributes))
         with self._lock:

@@ -70,6 +70,9 @@ def check_fusion(
     for output, like in spec.layouts.items():
         if like not in inputs or _ranks(inputs[like]) != _ranks(outputs.get(output)):
             problems.add("layouts", f"{output} like {like}", "an output, and an input of its rank")
+    for output, place in spec.aliases.items():
+        if place not in inputs or spec.inputs[place] != spec.outputs.get(output):
+            problems.add("aliases", f"{output} in {place}", "an output, and an input of its type")
     scope = fusion_scope(entry)
     parsed = [problems.expression(f"constraints[{i}]", text, scope) for i, text in enumerate(spec.constraints)]
     constraints = tuple(c for c in parsed if c is not None)
