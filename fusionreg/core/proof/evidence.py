@@ -77,9 +77,12 @@ def digest(entry: FusionEntry, kernel: KernelEntry) -> str:
     ]
     if spec.tensor_maps:
         parts.append([m.model_dump(mode="json") for m in spec.tensor_maps])
+    names = [t for t in SHIPPED if any(accepts(d, target(t)) for d in spec.targets)]
     base = cases.base_axes(entry)
-    for name in [t for t in SHIPPED if any(accepts(d, target(t)) for d in spec.targets)]:
-        plain, further, _ = coverage.rows(entry, kernel, base, name, None)
+    rows = {name: coverage.rows(entry, kernel, base, name, None)[:2] for name in names}
+    if not any(plain for plain, _ in rows.values()):  # then it is tried on extents of a declared case
+        rows = {name: cases.covered(entry, kernel, name)[1:3] for name in names}
+    for name, (plain, further) in rows.items():
         for i, trial in enumerate((*plain, *further)):
             problem = coverage.problem_of(entry, trial, name)
             assert problem is not None, "coverage only makes rows that the fusion admits"

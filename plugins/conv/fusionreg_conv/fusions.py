@@ -98,6 +98,15 @@ _SUMS = Tolerance(
 _POSITIVE_VALUES = {"var": "uniform"}
 
 
+#: Windows of a pool that do not overlap; a row and a column are in none.
+_HALVED = Case(
+    name="halved", axes={"N": 3, "C": 16, "G": 16, "H": 7, "W": 9, "K": 24, "R": 3, "S": 3},
+    attributes={"pad_top": 1, "pad_left": 1, "pad_bottom": 1, "pad_right": 1, "pool_stride_h": 2, "pool_stride_w": 2,
+                "pool": "MaxPool", "activation": "Relu"},
+    values=_POSITIVE_VALUES, layouts={"x": "channels_last", "w": "channels_last"}, absent=("residual",),
+)  # fmt: skip
+
+
 def _cases(pool: bool, add: bool) -> tuple[Case, ...]:
     """What the derived ones, of one stride and no padding, leave open. Extents are odd, kernels are not square."""
     window = {"stride_h": 2, "pad_top": 1, "pad_left": 2, "pad_right": 1}
@@ -134,6 +143,7 @@ def _cases(pool: bool, add: bool) -> tuple[Case, ...]:
             attributes={**more}, values={**_POSITIVE_VALUES, "x": "special"}, layouts=last, **plain,
             summary="a product of matrices; NaN stays NaN",
         ),
+        *((_HALVED,) if pool else ()),
     )  # fmt: skip
 
 
