@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusionreg.core.registry.library_calls import LibraryCall
 from fusionreg.core.spec import FusionSpec, KernelSpec, OpSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import decode, rope, rope_ops, sdpa, softmax
+from . import cudnn_attention, cudnn_kernels, decode, rope, rope_ops, sdpa, softmax
 
 
 @hookimpl
@@ -22,9 +23,14 @@ def register_fusions() -> Sequence[FusionSpec]:
 
 @hookimpl
 def register_kernels() -> Sequence[KernelSpec]:
-    return (*sdpa.KERNELS, *decode.KERNELS)
+    return (*cudnn_kernels.KERNELS, *decode.KERNELS)
 
 
 @hookimpl
 def register_ops() -> Sequence[OpSpec]:
     return rope_ops.OPS
+
+
+@hookimpl
+def register_library_calls() -> Sequence[LibraryCall]:
+    return [cudnn_attention.CudnnAttention()]

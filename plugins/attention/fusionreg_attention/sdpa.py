@@ -200,6 +200,3 @@ FUSIONS: tuple[FusionSpec, ...] = (
         kernels=gradient_kernels(),
     ),
 )  # fmt: skip
-
-#: Kernels beside those that the fusions bring, such as calls of libraries.
-KERNELS: tuple[KernelSpec, ...] = ()
