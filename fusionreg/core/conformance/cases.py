@@ -65,10 +65,28 @@ def covered(
     plain, further, refused = coverage.rows(entry, kernel, base, target, limit)
     for case in () if plain else entry.cases:
         axes = base | case.axes
+        if not _accepted(entry, kernel, case, axes, target):
+            continue
         plain, further, _ = coverage.rows(entry, kernel, axes, target, limit, case.attributes)
         if plain:
             return axes, plain, further, []
     return base, plain, further, refused
+
+
+def _accepted(entry: FusionEntry, kernel: KernelEntry, case: Case, axes: FrozenDict[str, int], target: str) -> bool:
+    """Whether the kernel takes a declared case in some dtypes."""
+    attributes = {k: v for k, v in case.attributes.items() if k in entry.spec.attributes}
+    choices = {k: v for k, v in case.attributes.items() if k in entry.choices}
+    layouts: dict[str, str] = {**case.layouts}
+    for dtypes in product(*entry.spec.dtypes.values()):
+        trial = Trial(
+            "", FrozenDict(zip(entry.spec.dtypes, dtypes, strict=True)), axes, case.batch, FrozenDict(attributes),
+            FrozenDict(choices), case.absent, layouts=FrozenDict(layouts),
+        )  # fmt: skip
+        problem = coverage.problem_of(entry, trial, target)
+        if problem is not None and isinstance(choose(kernel, problem, pending=True), Candidate):
+            return True
+    return False
 
 
 def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent = "all") -> tuple[Trial, ...]:

@@ -115,7 +115,7 @@ def rows(
     for levels in _levels(declared, kernel.key):
         row = _row(levels, declared, axes)
         row = row.with_("", attributes={n: v for n, v in attributes.items() if n in entry.spec.attributes})
-        if _repeated(entry, row):
+        if _repeated(entry, row) or not _admitted(entry, row):
             continue
         tried = [row, _channels_last(entry, row)] if kernel.spec.strides else [row]
         problems = [problem_of(entry, r, target) for r in tried]
@@ -146,6 +146,12 @@ def rows(
         uncovered -= _pairs(levels)
         further.append(row)
     return plain, further, [r for d, r in refused.items() if all(tuple(p.dtypes.values()) != d for p in plain)]
+
+
+def _admitted(entry: FusionEntry, row: Trial) -> bool:
+    """Whether the fusion's constraints on dtypes and absent inputs hold: told long before there is a problem."""
+    env = {**row.dtypes, "present": lambda name: name not in row.absent}
+    return all(c(env) for c in entry.constraints if c.names <= row.dtypes.keys() and c.predicates <= {"present"})
 
 
 def _repeated(entry: FusionEntry, row: Trial) -> bool:
