@@ -92,6 +92,9 @@ class Gain:
 #: Operators that read no more of their first input than they give: a table counts by the rows that are looked up.
 SELECTING = frozenset({"CenterCropPad", "Compress", "Gather", "GatherElements", "GatherND", "Slice", "Split"})
 
+#: Products of queries and keys, without scores in memory: where q stands among the inputs, k and v behind it.
+ATTENTION: Mapping[str, int] = {"Attention": 0, "fusionreg::AttentionGrad": 1}
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -171,6 +174,8 @@ class CostModel:
     def flops(self, graph: Graph, node: Node) -> int:
         """Multiply-adds count twice; an element-wise operation once per element of its largest operand."""
         out = self.elements(graph.values[node.outputs[0]]) if node.outputs and node.outputs[0] else 0
+        if node.op in ATTENTION and len(node.inputs) > 2:
+            return self._attention(graph, node)
         if node.op in PRODUCTS and len(node.inputs) > 1:
             return 2 * out * self._depth(graph, node)
         if node.op in SELECTING:
@@ -184,10 +189,23 @@ class CostModel:
         if node.op in ("Conv", "ConvTranspose"):
             filters = [d if isinstance(d, int) else self.extent for d in b.shape or (self.extent,)]
             return prod(filters[1:])
-        if node.op == "Attention" and len(node.inputs) > 1:
-            keys = b.shape[-2] if b.shape and len(b.shape) > 1 else self.extent
-            return 2 * (keys if isinstance(keys, int) else self.extent)
         return shape[-2] if node.attrs.get("transA") and len(shape) > 1 else shape[-1] if shape else 1
+
+    def _attention(self, graph: Graph, node: Node) -> int:
+        """Products of attention or of its gradient, for the pairs of queries and keys that positions allow."""
+        first = ATTENTION[node.op]
+        q, k = (graph.values[i] for i in node.inputs[first : first + 2])
+        queries, keys = (self._extent(v, -2) for v in (q, k))
+        pairs = _pairs(queries, keys, node.attrs)
+        if first == 0:  # q k^T and p v
+            size = self.elements(q) + self.elements(graph.values[node.outputs[0]])
+        else:  # q k^T, dy v^T, and the three gradients
+            size = 3 * self.elements(q) + 2 * self.elements(graph.values[node.inputs[0]])
+        return 2 * size * pairs // max(1, queries)
+
+    def _extent(self, value: Value, axis: int) -> int:
+        extent = value.shape[axis] if value.shape and len(value.shape) >= -axis else self.extent
+        return extent if isinstance(extent, int) else self.extent
 
     def _bytes(self, graph: Graph, names: Iterable[str]) -> int:
         return sum(self.size(graph.values[n]) for n in names if n)
@@ -196,7 +214,7 @@ class CostModel:
         """Seconds of a node's arithmetic, were its data there."""
         if node.op in self.free:
             return 0.0
-        if node.op in PRODUCTS:
+        if node.op in PRODUCTS or node.op in ATTENTION:
             kind = graph.values[node.inputs[0]].dtype
             return flops / self.device.flops.get(kind, self.device.vector_flops)
         return flops / self.device.vector_flops
@@ -204,3 +222,22 @@ class CostModel:
     def seconds(self, moved: int, busy: float) -> float:
         """Seconds of one launch that moves so many bytes and computes for so long."""
         return max(moved / self.device.bandwidth, busy) + self.device.launch
+
+
+def _pairs(queries: int, keys: int, attributes: Mapping[str, Any]) -> int:
+    """Pairs of a query and a key that it sees by its position, which counts from the first of both."""
+    left, right = (int(attributes.get(f"{side}_window_size", -1)) for side in ("left", "right"))
+    if attributes.get("is_causal"):
+        right = 0
+
+    def before(last: int) -> int:
+        """Keys in front of position ``i + last``, for all queries ``i``."""
+        return _clamped(queries + last, keys) - _clamped(last, keys)
+
+    return (before(right + 1) if right >= 0 else queries * keys) - (before(-left) if left >= 0 else 0)
+
+
+def _clamped(end: int, most: int) -> int:
+    """The sum of min(i, most) for i from 0 to end - 1."""
+    few = max(0, min(end, most))
+    return few * (few - 1) // 2 + max(0, end - most) * most

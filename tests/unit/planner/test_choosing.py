@@ -72,6 +72,28 @@ def test_flops(build, flops):
     assert model().flops(graph, graph.nodes[0]) == flops
 
 
+@pytest.mark.parametrize("keys", [4, 7, 11])
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"is_causal": 1}, {"left_window_size": 2}, {"right_window_size": 3}, {"is_causal": 1, "right_window_size": 3},
+     {"left_window_size": 0, "right_window_size": 1}, {"is_causal": 1, "left_window_size": 3}],
+)  # fmt: skip
+def test_flops_of_attention_are_those_of_pairs_that_see_each_other(attributes, keys):
+    b, h, g, queries, d, e = 2, 4, 2, 7, 16, 8
+    shapes = {"q": (b, h, queries, d), "k": (b, g, keys, d), "v": (b, g, keys, e), "dy": (b, h, queries, e)}
+    left, right = (attributes.get(f"{side}_window_size", -1) for side in ("left", "right"))
+    seen = [
+        (i, j) for i in range(queries) for j in range(keys)
+        if (left < 0 or j >= i - left) and (right < 0 or j <= i + right) and (not attributes.get("is_causal") or j <= i)
+    ]  # fmt: skip
+    gradient = "fusionreg::AttentionGrad", "dy q k v dy lse", 3 * d + 2 * e
+    for op, names, width in (("Attention", "q k v", d + e), gradient):
+        net = Net()
+        values = {n: net.input(n, "float32", shapes.get(n, (b, h, queries))) for n in dict.fromkeys(names.split())}
+        graph = net.build([net.op(op, *(values[n] for n in names.split()), **attributes)])
+        assert model().flops(graph, graph.nodes[0]) == 2 * b * h * len(seen) * width
+
+
 def test_a_measured_time_replaces_the_estimate():
     graph = chain()
     slow = decide(graph, gemm(), cost=model(measured=lambda m: 1.0 if len(m.nodes) == 4 else None))
