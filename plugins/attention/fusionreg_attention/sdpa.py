@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fusionreg.core.frozen import EMPTY
 from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, Tolerance
 
 from .sdpa_backward_kernels import gradient_kernels
@@ -26,6 +27,9 @@ _ATTRIBUTES = {
     "left_window_size": AttributeSpec(type="int", default=-1, summary="query i sees keys from i - left on, -1 for all"),
     "right_window_size": AttributeSpec(type="int", default=-1, summary="query i sees keys to i + right, -1 for all"),
 }
+
+#: Scores of random numbers are about 1: in fp16 small weights are 0, and an infinity times them NaN.
+_MILD = {"scale": _ATTRIBUTES["scale"].model_copy(update={"default": 0.125})}
 
 _CONSTRAINTS = (
     "G > 0 and H > 0",
@@ -125,7 +129,10 @@ def _pattern(results: str, operator: str, operands: str) -> str:
     return f'{results} = any_of("scaling", usual={operator}(), given={operator}(scale=scale))({operands}, {attributes})'
 
 
-def _fusion(words: str, summary: str, pattern: tuple[str, ...], dtypes: Mapping[str, Any], **fields: Any) -> FusionSpec:
+def _fusion(
+    words: str, summary: str, pattern: tuple[str, ...], *, dtypes: Mapping[str, Any] = EMPTY,
+    attributes: Mapping[str, AttributeSpec] = EMPTY, **fields: Any,
+) -> FusionSpec:  # fmt: skip
     return FusionSpec(
         api=1,
         name=f"attention.{words}",
@@ -141,7 +148,7 @@ def _fusion(words: str, summary: str, pattern: tuple[str, ...], dtypes: Mapping[
             "D": "width of a head of q and k",
             "E": "width of a head of v",
         },
-        attributes=_ATTRIBUTES,
+        attributes={**_ATTRIBUTES, **attributes},
         constraints=(*_CONSTRAINTS, *(('P in ("bool", T)',) if dtypes else ())),
         tags=("S12", "attention", *(("training",) if "lse" in pattern[0] else ())),
         **fields,
@@ -160,7 +167,7 @@ def _forward(
         words,
         summary,
         (pattern, f'{pattern[:-1]}, softmax_precision="float32")'),  # it is float32 in any case
-        {"P": ("bool", "float16", "bfloat16", "float32")} if mask else {},
+        dtypes={"P": ("bool", "float16", "bfloat16", "float32")} if mask else EMPTY,
         inputs={"q": _Q, "k": _K, "v": _V, **({"mask": MASK} if mask else {})},
         outputs={"y": _Y, **(_LSE if statistics else {})},
         layouts={"y": "q"},
@@ -182,18 +189,17 @@ FUSIONS: tuple[FusionSpec, ...] = (
     ),
     _forward(
         "sdpa_training", "attention that is differentiable: also gives the log-sum-exp of each query's scores",
-        kernels(statistics=True), statistics=True, cases=_TRAINING_CASES, workloads=WORKLOADS,
+        kernels(statistics=True), statistics=True, cases=_TRAINING_CASES, workloads=WORKLOADS, attributes=_MILD,
         backward=Backward(fusion="attention.sdpa_backward"),
     ),
     _fusion(
         "sdpa_backward",
         "gradients of attention from its y and lse; weights are computed again and stored nowhere",
         (_pattern("dq, dk, dv", "fusionreg.AttentionGrad", "dy, q, k, v, y, lse"),),
-        {},
         inputs={"dy": _Y, "q": _Q, "k": _K, "v": _V, "y": _Y, **_LSE},
         outputs={"dq": _Q, "dk": _K, "dv": _V},
         layouts={"dq": "q", "dk": "k", "dv": "v"},
-        extents={"B": 1, "H": 2, "G": 1, "Q": 16, "K": 24, "D": 32, "E": 32},
+        extents={"B": 1, "H": 2, "G": 1, "Q": 16, "K": 24, "D": 64, "E": 64},
         cases=_GRADIENT_CASES,
         tolerances=_GRADIENTS,
         workloads=GRADIENT_WORKLOADS,

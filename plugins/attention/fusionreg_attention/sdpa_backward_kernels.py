@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusionreg.core.spec import KernelSpec
+from fusionreg.core.spec import KernelSpec, TensorMap
 
 #: Of kernels without evidence.
 _UNSEEN = "no GPU has run all its cases as it now is"
@@ -56,7 +56,38 @@ _TENSOR_CORE = KernelSpec(
     estimate=f"1e-5 + {_PAIRS} * (8 * D + 6 * E) / 1.5e14 * (1 if WARPS == 8 else 1.2)",
 )
 
+_WGMMA = KernelSpec(
+    name="wgmma",
+    template="sdpa_backward_wgmma.cu.j2",
+    summary="wgmma fed by TMA, warp-specialised, blocks take tiles of keys, then of queries; the same bits each time",
+    targets="sm_90a",
+    requires=(
+        'T == "bfloat16"',
+        "D in (64, 128) and E in (64, 128)",
+        *(f"aligned({n}, 16) and stride({n}, 3) == 1" for n in ("dy", "y")),
+        *(f"stride({n}, {axis}) % 8 == 0" for n in ("dy", "y") for axis in range(3)),
+        "Q > 0 and K > 0",
+        "Q < 1000000000 and K < 1000000000",
+    ),
+    strides=_ROWS,
+    specialize=("D", "E"),
+    params={"CAPPED": (0, 1)},  # whether there is a softcap
+    valid=("(CAPPED == 1) == (softcap > 0)",),
+    constants={"STAGES": "3"},
+    tensor_maps=tuple(
+        TensorMap(name=f"{n}_map", operand=n, box=("64", "64", "1", "1"), swizzle="128") for n in _ROWS if n != "y"
+    ),
+    grid="max(1, min(multiprocessors, B * G * ceildiv(K, 128) + B * H * ceildiv(Q, 128)))",
+    block="384",
+    min_blocks=1,
+    shared_memory="(128 + 64 * STAGES) * (D + E) * 2 + 512 * STAGES + 16 * STAGES + 32",
+    workspace=_STATISTICS,
+    cooperative=True,
+    pending=_UNSEEN,
+    estimate=f"1.2e-5 + {_PAIRS} * (8 * D + 6 * E) / 5e14",
+)
+
 
 def gradient_kernels() -> tuple[KernelSpec, ...]:
     """All of them."""
-    return _TENSOR_CORE, _PLAIN
+    return _WGMMA, _TENSOR_CORE, _PLAIN
