@@ -1,5 +1,5 @@
-"""Bare library kernels for part of a graph: cuBLAS products, cuBLASLt epilogues, normalisations of cuDNN, Liger and
-QuACK.
+"""Bare library kernels for part of a graph: cuBLAS products, cuBLASLt epilogues, convolutions of cuDNN, normalisations
+of cuDNN, Liger and QuACK.
 
 Most compute less than the fusion does. They are anchors: how fast the hard part alone is in a library's hands.
 """
@@ -56,6 +56,8 @@ def library_peers(graph: Graph, ops: Vocabulary) -> tuple[LibraryPeer, ...]:
             break
         if node.op == "BatchNormalization" and node.attrs.get("training_mode"):
             found.append(_cudnn_batch_norm(graph, node, ops))
+        if node.op == "Conv":
+            found.append(_cudnn_convolution(graph, node, ops))
     return tuple(p for p in found if p is not None)
 
 
@@ -166,6 +168,20 @@ def _cudnn_batch_norm(graph: Graph, node: Node, ops: Vocabulary) -> LibraryPeer 
         return whole(*arrays)[:1]
 
     return LibraryPeer("cudnn", "BatchNormalization alone", tuple(node.inputs), call, exact)
+
+
+def _cudnn_convolution(graph: Graph, node: Node, ops: Vocabulary) -> LibraryPeer | None:
+    """cuDNN's convolution, without what follows it."""
+    pads = tuple(node.attrs.get("pads", ())) or (0, 0, 0, 0)
+    if not set(node.inputs) <= set(graph.inputs) or len(pads) != 4 or pads[:2] != pads[2:]:
+        return None
+    window = {"stride": node.attrs.get("strides") or 1, "dilation": node.attrs.get("dilations") or 1}
+
+    def call(*arrays: Any) -> Any:
+        return F.conv2d(*arrays, **window, padding=pads[:2], groups=node.attrs.get("group", 1))
+
+    computes = "" if len(graph.nodes) == 1 else "the convolution alone"
+    return LibraryPeer("cudnn", computes, tuple(node.inputs), call, _exactly(graph, node, ops))
 
 
 def _has(library: str) -> bool:

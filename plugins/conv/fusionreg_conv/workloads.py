@@ -9,11 +9,11 @@ from fusionreg.core.spec import Workload
 #: Name → (mode, N, C, extent of an image, K, extent of the kernel, stride, goal); padded to keep extents.
 _Rows = dict[str, tuple[str, int, int, int, int, int, int, str]]
 _RELU: _Rows = {
-    "32x64x56-64-3x3": ("b", 32, 64, 56, 64, 3, 1, "0.027"),
+    "32x64x56-64-3x3": ("b", 32, 64, 56, 64, 3, 1, "cudnn"),
     "32x64x56-256-1x1": ("b", 32, 64, 56, 256, 1, 1, "0.0201"),
-    "256x64x56-64-3x3": ("b", 256, 64, 56, 64, 3, 1, "0.116"),
+    "256x64x56-64-3x3": ("b", 256, 64, 56, 64, 3, 1, "0.9 * cudnn"),
     "256x256x56-64-1x1": ("b", 256, 256, 56, 64, 1, 1, "0.131"),
-    "32x256x56-512-1x1-s2": ("b", 32, 256, 56, 512, 1, 2, "0.0173"),
+    "32x256x56-512-1x1-s2": ("b", 32, 256, 56, 512, 1, 2, "0.75 * cudnn"),
 }
 #: Further layers of ResNet-50 at 32 images.
 _RELU_MORE: _Rows = {
