@@ -12,7 +12,6 @@ import torch
 from fusionreg.core.bench import Check, Subject
 from fusionreg.core.dtypes import dtype as dtype_row
 from fusionreg.core.errors import LaunchError
-from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph
 from fusionreg.core.ops import Vocabulary
@@ -20,6 +19,7 @@ from fusionreg.core.planner.costs import CostModel
 from fusionreg.core.runtime import Runtime
 from fusionreg.core.spec import Tolerance
 
+from .bench_parts import evaluated
 from .schemas import dtype_name, torch_dtype
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ class Verifier:
         self.graph = graph
         extra = {t.dtype: t.ulp for t in tolerances}
         given = {name: arrays[name] for name in self.graph.inputs}
-        self.exact = tuple(evaluate(self.graph, given, ops=ops, mode="exact").values())
-        chain = evaluate(self.graph, given, ops=ops, mode="step")
+        self.exact = tuple(evaluated(self.graph, given, ops, "exact").values())
+        chain = evaluated(self.graph, given, ops, "step")
         self.allowed = [
             self._allowed(self.graph.values[n].dtype, _distance(chain[n], exact), extra)
             for n, exact in zip(chain, self.exact, strict=True)
