@@ -19,12 +19,14 @@ CATALOG = shipped("attention")
 FEW = {"B": 1, "H": 8, "G": 2, "Q": 1, "K": 700, "D": 64, "E": 64}
 
 
-def job(fusion: str, axes: dict[str, int], multiprocessors: int, **attributes: float) -> tuple[Job, SimExecutor]:
+def job(
+    fusion: str, axes: dict[str, int], multiprocessors: int, values: dict[str, str] | None = None, **attributes: float
+) -> tuple[Job, SimExecutor]:
     entry, executor = CATALOG[fusion], SimExecutor(Cache(), target="sm_90a", multiprocessors=multiprocessors)
     rows = derive(entry, entry.kernel("decode"), "sm_90a", "quick")
     base = next(t for t in rows if t.dtypes["T"] == "bfloat16" and not t.layouts)
     trial = replace(
-        base, axes=FrozenDict({**base.axes, **axes}), values=FrozenDict(), params=FrozenDict(),
+        base, axes=FrozenDict({**base.axes, **axes}), values=FrozenDict(values or {}), params=FrozenDict(),
         attributes=base.attributes | {"is_causal": 0, "softcap": 0.0} | attributes,
     )  # fmt: skip
     found = prepare(entry, entry.kernel("decode"), trial, executor)
@@ -36,16 +38,18 @@ def job(fusion: str, axes: dict[str, int], multiprocessors: int, **attributes: f
     ("fusion", "axes", "multiprocessors", "attributes"),
     [
         # a tile to five blocks, one of which has parts of both; more parts than a warp has lanes; three tiles a head
-        ("attention.sdpa", {}, 5, {}),
-        ("attention.sdpa", {"K": 2400, "D": 32, "E": 16}, 40, {"right_window_size": 2399}),
-        ("attention.sdpa", {"B": 3, "Q": 9, "K": 90}, 2, {"left_window_size": 30, "right_window_size": 50}),
-        ("attention.sdpa", {"B": 2, "K": 256}, 2, {}),  # a tile to each block: nothing to share
+        ("attention.sdpa", {}, 9, {}),
+        ("attention.sdpa", {"H": 3, "G": 1, "K": 5000, "D": 32, "E": 16}, 37, {"right_window_size": 4999}),
+        ("attention.sdpa", {"B": 3, "Q": 9, "K": 290}, 4, {"left_window_size": 70, "right_window_size": 110}),
+        # two tiles to each block, or to all but one: nothing to share
+        ("attention.sdpa", {"B": 2, "K": 256}, 2, {}),
+        ("attention.sdpa", {"B": 16, "K": 256, "D": 16, "E": 16}, 17, {}),
         ("attention.sdpa_masked", {"Q": 2, "K": 300}, 3, {"softcap": 2.0}),
     ],
 )  # fmt: skip
 def test_blocks_share_tiles(fusion, axes, multiprocessors, attributes):
     found, executor = job(fusion, FEW | axes, multiprocessors, **attributes)
-    assert found.candidate.launch.grid[0] <= 2 * multiprocessors
+    assert found.candidate.launch.grid[0] <= multiprocessors
     result = execute(found, executor, CATALOG.ops)
     assert result.status is Status.PASSED, result
 
@@ -54,21 +58,22 @@ def test_blocks_share_tiles(fusion, axes, multiprocessors, attributes):
     ("text", "other", "keys"),
     [
         ("  fr::grid_sync();\n  for", "  for", 333),
-        ("begin(p) >= item * length ? 0 : 1", "0", 333),
+        ("p == first ? late : 0", "0", 333),
         ("unit == start ? 0 : 1", "0", 333),
         ("fr::cp_async_wait<STAGES - 1>();", "", 333),
         ("        __syncwarp();\n        load(u", "        load(u", 900),
-        ("      __syncthreads();\n      unit += to - from;", "      unit += to - from;", 333),
+        ("      __syncthreads();\n      unit += static", "      unit += static", 333),
         ("relative(theirs[w * APART + E], all.top)", "1.0f", 333),
         ("relative(part(p0 + lane)[E], all.top)", "1.0f", 333),
-        ("which > high[r])) s +=", "false)) s +=", 17),
+        ("which > high[r])) s +=", "false)) s +=", 69),
         ("tile.shared * group + place % group", "tile.shared * group", 333),
         ("from == 0 && to == length", "false", 333),
     ],
 )  # fmt: skip
 def test_what_the_kernel_must_not_lack(text, other, keys):
     """Three tiles for two blocks: each has one of its own, and a part of the one between."""
-    found, executor = job("attention.sdpa", FEW | {"H": 12, "G": 3, "K": keys}, 1)
+    alike = {"k": "zeros"} if keys == 69 else {}
+    found, executor = job("attention.sdpa", FEW | {"H": 12, "G": 3, "K": keys}, 2, alike)
     assert found.candidate.launch.grid[0] == 2 and found.source.text.count(text) == 1
     broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
     assert execute(broken, executor, CATALOG.ops, stress="sync" in text).status.failed

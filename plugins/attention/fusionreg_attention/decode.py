@@ -6,12 +6,12 @@ from fusionreg.core.spec import KernelSpec
 
 #: Bytes of a warp's stage, 16 keys of k and v with padding.
 _STAGE = "32 * (D + E + 16)"
-#: Stages of a warp: as many as make two blocks fill a multiprocessor's shared memory.
+#: Stages of a warp: as many as let a block fill a multiprocessor's shared memory.
 _STAGES = f"max(2, min(8, 26112 // ({_STAGE})))"
 #: Tiles of up to 16 rows, each a query of one of the heads that share a head of k and v.
 _TILES = "B * G * ceildiv(Q * (H // G), 16)"
-#: Blocks that are resident together, with at least four units of 16 keys for each.
-_BLOCKS = f"max(1, min(multiprocessors * (2 if D + E <= 384 else 1), ceildiv({_TILES} * max(1, ceildiv(K, 16)), 4)))"
+#: Blocks that are resident together, with at least a unit of 16 keys for each warp.
+_BLOCKS = f"max(1, min(multiprocessors, ceildiv({_TILES} * max(1, ceildiv(K, 16)), WARPS)))"
 
 
 def kernel(masked: bool) -> KernelSpec:
@@ -29,16 +29,16 @@ def kernel(masked: bool) -> KernelSpec:
             "Q * (H // G) <= 512",
             *(f"aligned({n}, 16) and stride({n}, 3) == 1 and stride({n}, 2) % 8 == 0" for n in rows),
             *(f"stride({n}, 0) % 8 == 0 and stride({n}, 1) % 8 == 0" for n in rows),
-            "K < 1000000000",
+            f"K < 1000000000 and {_TILES} * ceildiv(K, 16) < 1000000000",
         ),
         strides=("q", "k", "v", *(("mask",) if masked else ()), "y"),
         specialize=("D", "E"),
-        params={"WARPS": (4,), "CAPPED": (0, 1)},  # whether there is a softcap
-        valid=("(CAPPED == 1) == (softcap > 0)",),
+        params={"WARPS": (8, 4), "CAPPED": (0, 1)},  # whether there is a softcap
+        valid=("(CAPPED == 1) == (softcap > 0)", "WARPS == (8 if D + E <= 384 else 4)"),
         constants={"MASK_FORM": "form(mask)" if masked else "-1", "STAGES": _STAGES},
         grid=_BLOCKS,
         block="32 * WARPS",
-        min_blocks=2,
+        min_blocks=1,
         shared_memory=f"WARPS * {_STAGES} * {_STAGE} + (16 * (D + 8) * 2 if D > 128 else 0)",
         workspace=f"{_BLOCKS} * 2 * min(16, max(1, Q * (H // G))) * (E + 4) * 4",
         cooperative=True,

@@ -78,10 +78,10 @@ def _kernel(paged: bool, quantised: bool) -> KernelSpec:
             "THREADS == (512 if B * S <= multiprocessors else 128)",
         ),
         constants={"PAGED": str(int(paged)), "QUANTISED": str(int(quantised))},
-        grid=f"max(1, min(multiprocessors * (1024 // THREADS), max(B * S, ceildiv({places} * G * D, 8 * THREADS))))",
+        grid="max(1, min(multiprocessors * (1 if THREADS == 512 else 6), max(B * S, "
+        f"ceildiv({places} * G * D, 8 * THREADS))))",
         block="THREADS",
         cooperative=True,
-        max_registers=64,
         pending="no GPU has run all its cases as it now is",
         estimate=f"6e-6 + B * S * (2 * H + {3 if quantised else 4} * G) * D * bits(T) / 8 / 3.5e12",
     )
