@@ -23,16 +23,17 @@ ENTRY = CATALOG["attention.sdpa"]
 WORKLOADS = {w.axes["D"]: w for w in ENTRY.spec.workloads}
 
 
-def compiled(kernel: str, width: int, arches: tuple[str, ...]):
+def compiled(kernel: str, width: int, arches: tuple[str, ...], fusion: str = ENTRY.name):
     """(device, launch, code) for each architecture that the kernel takes."""
-    declared, sources, launches = ENTRY.kernel(kernel), [], []
+    entry = CATALOG[fusion]
+    declared, sources, launches = entry.kernel(kernel), [], []
     workload = WORKLOADS.get(width, WORKLOADS[64])
     workload = workload.model_copy(update={"axes": workload.axes | {"D": width, "E": width}})
     for arch in arches:
         if any(accepts(d, target(arch)) for d in declared.spec.targets):
-            problem = Subject.of(ENTRY, workload, arch, CATALOG.ops).problem
+            problem = Subject.of(entry, workload, arch, CATALOG.ops).problem
             chosen = next(iter(combinations(declared, problem)))
-            sources.append(render(ENTRY, declared, problem, chosen.params))
+            sources.append(render(entry, declared, problem, chosen.params))
             launches.append((target(arch), chosen.launch))
     codes = compile_all(sources)
     for code in codes:
@@ -71,3 +72,18 @@ def test_products_are_asynchronous(tmp_path) -> None:
     assert words["HGMMA"] == 24 and words["WARPGROUP.DEPBAR"] == 4, words
     assert not words["LDL"] and not words["STL"] and not words["HMMA"]
     assert words["UTMALDG"] and words["UTMASTG"] == 2
+
+
+BACKWARD = "attention.sdpa_backward"
+
+
+def test_gradients_on_tensor_cores_of_every_architecture() -> None:
+    for device, launch, code in compiled("tensor_core", 128, ("sm_80", "sm_90a"), BACKWARD):
+        assert code.registers * launch.threads <= REGISTERS_SM and code.spills == 0, (device.name, code.spills)
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_gradients_overlap_products_and_exponentials(width) -> None:
+    """ptxas waits after every product, and says so, where it cannot follow registers, or has too few of them."""
+    ((_, _, code),) = compiled("wgmma", width, ("sm_90a",), BACKWARD)
+    assert "serialized" not in code.log, code.log
