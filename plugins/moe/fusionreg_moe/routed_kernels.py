@@ -23,9 +23,10 @@ PLAIN = KernelSpec(
 _ROWS = "M * top_k"
 _TILES = f"(min(E, {_ROWS}) + {_ROWS} // TOKENS) * max(ceildiv(I, 128), ceildiv(D, 256))"
 _GRID = f"max(1, min(multiprocessors, {_TILES}))"
-#: Numbers of each row, rows of experts by block, what is between the products, and the second ones.
+#: Numbers of each row, rows of experts by block, second products, and what is between the products, by whole tiles.
 _WORKSPACE = (
-    f"4 * align({_ROWS} * 4, 128) + align({_GRID} * E * 4, 128) + align({_ROWS} * I * 2, 128) + {_ROWS} * D * 2"
+    f"4 * align({_ROWS} * 4, 128) + align({_GRID} * E * 4, 128) + align({_ROWS} * D * 2, 128)"
+    f" + (min(E, {_ROWS}) + {_ROWS} // TOKENS) * TOKENS * align(I, 64) * 2"
 )
 _STAGE, _OUT = "(32768 + TOKENS * 128 + 16)", "4096"
 
