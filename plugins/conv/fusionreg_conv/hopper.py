@@ -89,7 +89,9 @@ def wgmma(words: str) -> KernelSpec:
         summary="wgmma fed by TMA, channels last: boxes of x for each place of the kernel, persistent",
         targets="sm_90a",
         requires=(
-            'T in ("float16", "bfloat16") and groups == 1 and C % 8 == 0 and K % 8 == 0 and R * S < 64',
+            'T in ("float16", "bfloat16")',
+            "groups == 1",
+            "C % 8 == 0 and K % 8 == 0",
             "stride(x, 1) == 1 and stride(w, 1) == 1 and stride(y, 1) == 1 and aligned(y, 16)",
             f"stride_h == 1 or (R == 1 and pad_top == 0 or H % stride_h == 0) and stride(x, 2) == W * {x_pixel}",
             "stride_w == 1 or S == 1 and pad_left == 0 or W % stride_w == 0",
@@ -146,8 +148,7 @@ def wgmma(words: str) -> KernelSpec:
                     f"{x_pixel} if EDGE == 64 else {_step('x', 2, 'H', 'C')} * stride_h",
                     x_pixel,
                 ),
-                box=("64", "TW", "TN", "TH + TAPS - 1", "1"),
-                swizzle="128",
+                box=("64", "TW", "TN", "TH + TAPS - 1", "1"), swizzle="128", l2_promotion=256,
             ),
             TensorMap(
                 name="w_map", operand="w", dims=("C", "S", "R", "K"),
