@@ -53,7 +53,7 @@ def test_the_log_sum_exp_is_that_of_scores(kernel):
     [
         ("tensor_core", "fr::grid_sync();", ""),
         ("tensor_core", "fr::cp_async_wait<1>();", ""),
-        ("tensor_core", "unit.fit(slopes, sum_d);", ""),
+        ("tensor_core", "unit.fit(sdpa::flat(slopes), sdpa::flat(sum_d));", ""),
         ("tensor_core", "by = value / larger", "by = 1.0f"),
         ("tensor_core", "s = seen ? weight * (s - less) * bend", "s = seen ? weight * s * bend"),
         ("tensor_core", "p = seen ? weight : 0.0f", "p = weight"),

@@ -62,7 +62,7 @@ _WGMMA = KernelSpec(
     summary="wgmma fed by TMA, warp-specialised, blocks take tiles of keys, then of queries; the same bits each time",
     targets="sm_90a",
     requires=(
-        'T == "bfloat16"',
+        'T in ("float16", "bfloat16")',
         "D in (64, 128) and E in (64, 128)",
         *(f"aligned({n}, 16) and stride({n}, 3) == 1" for n in ("dy", "y")),
         *(f"stride({n}, {axis}) % 8 == 0" for n in ("dy", "y") for axis in range(3)),
