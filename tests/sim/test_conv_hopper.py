@@ -1,4 +1,4 @@
-"""Convolutions on wgmma: boxes of pixels that a place of the kernel has moved, consumers that take turns, pools in registers."""
+"""Convolutions on wgmma: boxes of pixels moved by a place of the kernel, consumers that take turns, pools in registers."""
 
 from __future__ import annotations
 
@@ -49,13 +49,30 @@ def job(
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int], dict[str, Any]]] = {
     "own_tiles": ("conv_bn_relu", (3, 72, 9, 10, 72, 3, 3), OWN, PAD),
     "few_stages": ("conv_bn", (1, 128, 17, 9, 64, 3, 3), OWN | {"MB": 1}, PAD | {"multiprocessors": 1}),
-    "both_consumers": ("conv_bn_relu", (2, 24, 9, 10, 72, 3, 3), BOTH | {"EDGE": 4}, PAD | {"absent": ("gamma", "beta", "mean", "var")}),
-    "strided": ("conv_bn_relu", (2, 8, 12, 10, 136, 3, 3), BOTH | {"BK": 128, "EDGE": 4, "HALO": 0}, PAD | {"stride_h": 2, "stride_w": 2}),
-    "dilated": ("conv_bn", (2, 16, 12, 10, 64, 5, 3), OWN | {"HALO": 0}, {"pad_top": 4, "dilation_h": 2, "pad_left": 1}),
-    "pixels": ("conv_bn_relu", (3, 72, 5, 9, 264, 1, 1), OWN | PIXELS | {"MB": 1, "BK": 256}, {"absent": (), "dtype": "bfloat16"}),
+    "both_consumers": (
+        "conv_bn_relu", (2, 24, 9, 10, 72, 3, 3), BOTH | {"EDGE": 4},
+        PAD | {"absent": ("gamma", "beta", "mean", "var")},
+    ),
+    "strided": (
+        "conv_bn_relu", (2, 8, 12, 10, 136, 3, 3), BOTH | {"BK": 128, "EDGE": 4, "HALO": 0},
+        PAD | {"stride_h": 2, "stride_w": 2},
+    ),
+    "dilated": (
+        "conv_bn", (2, 16, 12, 10, 64, 5, 3), OWN | {"HALO": 0}, {"pad_top": 4, "dilation_h": 2, "pad_left": 1},
+    ),
+    "pixels": (
+        "conv_bn_relu", (3, 72, 5, 9, 264, 1, 1), OWN | PIXELS | {"MB": 1, "BK": 256},
+        {"absent": (), "dtype": "bfloat16"},
+    ),
     "slot": ("conv_bn.gated", (3, 24, 5, 9, 72, 1, 1), OWN | PIXELS, {"absent": (), "dtype": "bfloat16"}),
-    "pool_of_rows": ("conv_bn_relu_pool", (3, 24, 9, 10, 72, 3, 3), OWN, HALVED | {"choices": {"pool": "MaxPool", "activation": "Relu"}}),
-    "pool_of_products": ("conv_bn_relu_pool", (17, 8, 5, 6, 72, 3, 3), OWN | {"EDGE": 2}, HALVED | {"choices": {"pool": "AveragePool", "activation": "leaky"}}),
+    "pool_of_rows": (
+        "conv_bn_relu_pool", (3, 24, 9, 10, 72, 3, 3), OWN,
+        HALVED | {"choices": {"pool": "MaxPool", "activation": "Relu"}},
+    ),
+    "pool_of_products": (
+        "conv_bn_relu_pool", (17, 8, 5, 6, 72, 3, 3), OWN | {"EDGE": 2},
+        HALVED | {"choices": {"pool": "AveragePool", "activation": "leaky"}},
+    ),
 }  # fmt: skip
 
 
