@@ -21,7 +21,7 @@ run: $(STAMP)
 	$(BIN)/python examples/run_all.py
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

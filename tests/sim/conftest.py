@@ -1,8 +1,7 @@
-"""Kernels for the simulator's tests: one cache for the whole run, so that its runtime and headers are built once."""
+"""Kernels for the simulator's tests: all in one cache, the user's own, so that each unit is compiled once for all tests
+and workers, and the next run compiles only what has changed since."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 from simulated import Geometry
@@ -12,11 +11,8 @@ from fusionreg.core.cache import Cache
 
 
 @pytest.fixture(scope="session")
-def sim_cache(tmp_path_factory) -> Cache:
-    base = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        base = base.parent  # shared by the workers
-    return Cache(base / "simulator-cache")
+def sim_cache() -> Cache:
+    return Cache()
 
 
 @pytest.fixture(scope="session")

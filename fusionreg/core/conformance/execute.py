@@ -22,7 +22,7 @@ from ..ops import Vocabulary
 from ..problem import Problem, Refusal, bind, choose, combinations
 from ..problem.selection import Candidate
 from ..proof.report import Evaluation, Status
-from ..render import KernelSource, render
+from ..render import KernelSource, render, variant
 from ..runtime.libraries import in_order
 from .compare import Comparison, compare
 from .coverage import open_dtypes
@@ -93,9 +93,17 @@ class Executor(Protocol):
 
 
 def prepare(
-    entry: FusionEntry, kernel: KernelEntry, trial: Trial, executor: Executor, mutate: Mutate | None = None
+    entry: FusionEntry,
+    kernel: KernelEntry,
+    trial: Trial,
+    executor: Executor,
+    mutate: Mutate | None = None,
+    rendered: dict[Any, KernelSource] | None = None,
 ) -> Job | Evaluation:
-    """The job of ``trial`` on exactly ``kernel``; an evaluation where there is none to run."""
+    """The job of ``trial`` on exactly ``kernel``; an evaluation where there is none to run.
+
+    ``rendered``: units by variant, to take from and to add to: what is one unit to a runtime is rendered once here too.
+    """
     refused = executor.refusal(kernel)
     if refused:
         return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, refused)
@@ -115,12 +123,23 @@ def prepare(
                 reason = f"parameters {dict(trial.params)} are not valid here"
                 return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, reason)
             chosen = wanted or valid[0]
-        source = render(entry, kernel, problem, chosen.params)
+        source = _rendered(entry, kernel, problem, chosen, {} if rendered is None else rendered)
     except ArgumentError as e:
         return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, str(e))
     except RenderError as e:
         return _result(kernel, trial, executor, Status.COMPILE_ERROR, str(e))
     return Job(entry, kernel, trial, problem, chosen, mutate(source) if mutate else source, arrays)
+
+
+def _rendered(
+    entry: FusionEntry, kernel: KernelEntry, problem: Problem, chosen: Candidate, rendered: dict[Any, KernelSource]
+) -> KernelSource:
+    if kernel.library is not None:
+        return render(entry, kernel, problem, chosen.params)
+    key = variant(entry, kernel, problem, chosen.params)
+    if key not in rendered:
+        rendered[key] = render(entry, kernel, problem, chosen.params)
+    return rendered[key]
 
 
 def execute(

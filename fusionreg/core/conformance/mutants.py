@@ -195,8 +195,10 @@ def _jobs(entry: FusionEntry, kernel: KernelEntry, executor: Executor) -> list[J
     """Quick trials first: they share few units; then those of the full set that are of another unit."""
     found: list[Job] = []
     seen: set[str] = set()
+    rendered: dict[Any, KernelSource] = {}
     for extent in ("quick", "all"):
-        fresh = [prepare(entry, kernel, t, executor) for t in derive(entry, kernel, executor.target, extent)]
+        trials = derive(entry, kernel, executor.target, extent)
+        fresh = [prepare(entry, kernel, t, executor, rendered=rendered) for t in trials]
         jobs = [j for j in fresh if isinstance(j, Job) and not j.problem.empty and j.source.digest not in seen]
         found += jobs
         seen |= {j.source.digest for j in jobs}

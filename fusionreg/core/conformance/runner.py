@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..cache import Cache
 from ..errors import FusionregError, UnknownNameError
 from ..proof.report import Evaluation, Report, Status
+from ..render import KernelSource
 from . import cases as derived
 from .devices import executor_for
 from .execute import Executor, Job, Mutate, execute, not_run, prepare
@@ -110,7 +111,8 @@ def _evaluations(
     One that did not end is not run again: each further case would take the whole limit of time. Nothing is run any more
     on a device that is lost: every further case would fail for what this one did.
     """
-    jobs = [prepare(entry, kernel, trial, executor, mutate) for entry, kernel, trial in trials]
+    rendered: dict[Any, KernelSource] = {}
+    jobs = [prepare(entry, kernel, trial, executor, mutate, rendered) for entry, kernel, trial in trials]
     distinct = {j.source.digest: j for j in jobs if isinstance(j, Job) and not j.problem.empty}
     stressed = _stressed(jobs, cases)
     units = {job.source.digest for job in stressed}

@@ -7,6 +7,7 @@ they survive blocks, loops, macros and includes; here they become ``#line`` dire
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 #: A mark is STX, file, ':', line, ETX: control characters that no template may hold and no whitespace rule touches.
 MARK = re.compile("\x02([^\x03]*):(\\d+)\x03")
@@ -31,6 +32,7 @@ def directive(line: int, file: str) -> str:
     return f'#line {line} "{file}"'
 
 
+@lru_cache(maxsize=64)  # the device library is the same text in every unit of a template
 def resolve(text: str) -> str:
     """Marked text → text whose every line the compiler reports at its place in the template.
 

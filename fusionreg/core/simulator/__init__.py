@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cache import Cache
@@ -87,14 +88,16 @@ def compile_text(
 def _builder(cache: Cache | None) -> Builder:
     cache = cache if cache is not None else _default_cache()
     found = host_compiler()
-    return _builder_of(cache, found)
+    shared = cache.path is not None and not cache.reason
+    return _builder_of((cache.path, cache.limit) if shared else cache, found)
 
 
 @lru_cache(maxsize=8)
-def _builder_of(cache: Cache, compiler: HostCompiler) -> Builder:
+def _builder_of(place: Cache | tuple[Path | None, int], compiler: HostCompiler) -> Builder:
+    """One builder for all caches of one folder: it holds headers of some 30 MB, read and verified."""
     from .build import Builder
 
-    return Builder(cache)
+    return Builder(place if isinstance(place, Cache) else Cache(*place))
 
 
 @lru_cache(maxsize=1)
