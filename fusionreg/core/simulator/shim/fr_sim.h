@@ -3,6 +3,13 @@
 #pragma once
 #define FUSIONREG_SIM 1
 
+// libstdc++ brings C++17's Bessel functions and their like with <math.h>, whose templates every unit would instantiate anew,
+// precompiled header or not: a sixth of the time that a unit takes.
+#include <cstddef>
+#ifdef _GLIBCXX_USE_STD_SPEC_FUNCS
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
+#endif
+
 #include <assert.h>
 #include <float.h>
 #include <limits.h>
@@ -10,7 +17,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
