@@ -70,7 +70,7 @@ DECODE = KernelSpec(
         "aligned(x, 16) and aligned(gate_up, 16) and aligned(down, 16)",
         f"E <= 512 and {_ROWS} * max(I, D) <= 2147483647",
     ),
-    constants={"THREADS": "512", "FAST": "1", "HELD": "16"},
+    constants={"THREADS": "512", "FAST": "1"},
     grid=f"max(1, min(multiprocessors, ceildiv(max(min(E, {_ROWS}) * I // 8, ceildiv(D, 16)), 4)))",
     block="THREADS",
     cooperative=True,
