@@ -1,4 +1,4 @@
-"""Convolutions on wgmma: boxes of pixels moved by a place of the kernel, consumers that take turns, pools in registers."""
+"""Convolutions on wgmma: boxes of pixels moved by a place of the kernel, consumers in turn, pools in registers."""
 
 from __future__ import annotations
 
