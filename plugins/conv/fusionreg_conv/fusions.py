@@ -113,9 +113,11 @@ def _cases(pool: bool, add: bool) -> tuple[Case, ...]:
     pooled = {"pool_h": 3, "pool_w": 3, "pool_stride_h": 2, "pool_stride_w": 2, "pool_top": 1, "pool_left": 1}
     pooled |= {"pool_bottom": 1, "pool_right": 1}
     more = pooled | {"pool": "MaxPool", "activation": "Relu"} if pool else {}
+    leaky = {"activation": "leaky", "alpha": 0.3} if pool else {}
     average = {"pool": "AveragePool", "activation": "Swish", "pool_h": 3, "pool_stride_h": 2, "pool_left": 1}
     plain = {"absent": ("residual",)} if add or pool else {}
     last = {"x": "channels_last", "w": "channels_last"}
+    beside = last | ({"residual": "channels_last"} if add and not pool else {})
     return (
         Case(
             name="strided", axes={"N": 2, "C": 8, "G": 8, "H": 9, "W": 8, "K": 16, "R": 3, "S": 2},
@@ -129,8 +131,8 @@ def _cases(pool: bool, add: bool) -> tuple[Case, ...]:
         ),
         Case(
             name="depthwise", axes={"N": 2, "C": 16, "G": 1, "H": 7, "W": 6, "K": 16, "R": 3, "S": 3},
-            attributes={"groups": 16, "pad_top": 1, "pad_left": 1, "pad_bottom": 1, "pad_right": 1, **more},
-            values=_POSITIVE_VALUES, layouts=last,
+            attributes={"groups": 16, "pad_top": 1, "pad_left": 1, "pad_bottom": 1, "pad_right": 1, **more, **leaky},
+            values=_POSITIVE_VALUES, layouts=beside, summary="the padding of a pool is not the largest",
         ),
         Case(
             name="first_layer", axes={"N": 1, "C": 3, "G": 3, "H": 17, "W": 19, "K": 16, "R": 7, "S": 7},

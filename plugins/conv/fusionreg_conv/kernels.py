@@ -97,7 +97,7 @@ def _tensor_core(words: str) -> KernelSpec:
 
 
 def _image(words: str) -> KernelSpec:
-    """Tiles of 256 places: 16 x 16 without a pool, else as many windows of 2 x 2 or 3 x 3 as those make, by steps of 2."""
+    """Tiles of 256 places: 16 x 16 without a pool, else what windows of 2 x 2 or 3 x 3 by steps of 2 make of them."""
     pool = words.endswith("pool")
     rows, columns = ("(2 * TU + WINDOW - 2)", "(2 * TV + WINDOW - 2)") if pool else ("TU", "TV")
     pairs = "((S * C + 1) // 2)"
