@@ -159,7 +159,11 @@ _BEHIND = Region(
     outputs={"z": RESULT},
     dtypes={"T": ("bfloat16",), "B": ("float32",)},
     extents=EXTENTS,
-    cases=tuple(c for c in _cases(pool=False, add=False) if c.name in ("depthwise", "first_layer", "pixels")),
+    cases=tuple(
+        c.model_copy(update={"layouts": c.layouts | {"residual": "channels_last"}})
+        for c in _cases(pool=False, add=False)
+        if c.name in ("depthwise", "first_layer", "pixels")
+    ),
 )
 
 
