@@ -64,7 +64,7 @@ def wgmma(words: str) -> KernelSpec:
     pool = words.endswith("pool")
     add = "residual" in tensors(words)
     rows, columns = ("U", "V") if pool else ("P", "Q")
-    slots = _SLOTS_POOLED if pool else _SLOTS.format("4 if present(residual) else 2" if add else "2")
+    slots = _SLOTS_POOLED if pool else _SLOTS.format("4 if present(residual) else 3 - SHARE" if add else "3 - SHARE")
     slot = 1024 if pool else 2048
     room = f"({_MEMORY} - 48 * BK - 8 * {slots} * {slot})"
     stages = f"min(8, ({room} - {_KEPT}) // {_STAGE})"
@@ -79,6 +79,7 @@ def wgmma(words: str) -> KernelSpec:
         _dense("y", rows, columns, "K"),
         *([f"(not present(residual) or {_dense('residual', rows, columns, 'K')})"] if add else []),
     ]
+    wide = " and (SHARE == 1 or BK == 64 or not present(residual))" if add else ""  # what there is memory for
     x_pixel = _pixel("x", "W", "C")
     size = f"(MB * {_DEPTHS} * R * S * BK)"  # 64 x 64 products of a consumer
     return KernelSpec(
@@ -118,9 +119,9 @@ def wgmma(words: str) -> KernelSpec:
             "MB * BK <= 256 and (BK == 64 or BK < 2 * K)",
             "EDGE != 64" if pool else f"(EDGE == 64) == ({' and '.join(flat)})",
             "EDGE in (8, 64) or Q % (2 * EDGE) != 0 and Q <= 16 * EDGE",
-            "HALO == (1 if stride_h == 1 and dilation_h == 1 and R in (2, 3) else 0)",
+            f"HALO == (1 if stride_h == 1 and dilation_h == 1 and R in (2, 3){wide} else 0)",
             f"({room} - {_KEPT}) // {_STAGE} >= 2",
-            f"MB == 2 or BK == 256 or SHARE == 1 and ({_DEPTHS} * R * S * BK > 1024 or N < 2)",
+            f"MB == 2 or BK >= 128 or SHARE == 1 and ({_DEPTHS} * R * S * BK > 1024 or N < 2)",
             *(("EDGE == 8 or MB == 2 and EDGE == 2 * SHARE",) if pool else ()),
         ),
         constants={
@@ -165,7 +166,7 @@ def wgmma(words: str) -> KernelSpec:
         block="384",
         min_blocks=1,
         shared_memory=f"{stages} * {_STAGE} + {_KEPT} + {_MEMORY} + 1024 - {room}",
-        estimate=f"5e-6 + max((N * H * W * C + N * {rows} * {columns} * K) * 2 / 4e12,"
+        estimate=f"5e-6 + max((N * C * min(H * W, P * Q * R * S) + N * {rows} * {columns} * K) * 2 / 4e12,"
         f" ceildiv({pixels}, (3 - SHARE) * {teams}) * {size} * 3.3e-9)",
         pending="no GPU has run it",
     )  # fmt: skip
