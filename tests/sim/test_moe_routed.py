@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from catalogs import shipped
 
+from fusionreg.core.conformance.execute import Job, execute, prepare
+from fusionreg.core.conformance.simulated import SimExecutor
+from fusionreg.core.conformance.trial import Trial
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.runtime import Runtime
 from fusionreg.core.simulator import Checks
@@ -105,3 +108,27 @@ def test_one_expert_for_all_and_none_for_the_rest(kernel, tokens, sim_cache):
     assert run.call(FUSION, x[:0], logits[:0], gate_up, down, None, **given).shape == (0, 72)
     order = np.random.default_rng(1).permutation(tokens)
     assert run.call(FUSION, x[order], logits[order], gate_up, down, None, **given).tobytes() == y[order].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "multiprocessors", "axes"),
+    [
+        ("wgmma", 1, {"M": 520, "D": 24, "E": 3, "J": 272, "I": 136}),  # more choices than are staged at once
+        ("wgmma", 3, {"M": 40, "D": 328, "E": 4, "J": 144, "I": 72}),
+        ("decode", 2, {"M": 7, "D": 264, "E": 6, "J": 272, "I": 136}),  # more tiles than a window has
+    ],
+)
+def test_blocks_take_tile_after_tile(kernel, multiprocessors, axes, sim_cache):
+    entry = CATALOG[FUSION]
+    executor = SimExecutor(sim_cache, ahead=False)
+    executor.multiprocessors = multiprocessors
+    attributes = {n: a.default for n, a in entry.spec.attributes.items()} | {"renormalise": 1}
+    trial = Trial(
+        "tiles", FrozenDict(T="bfloat16", L="float32"), FrozenDict(axes), attributes=FrozenDict(attributes),
+        choices=FrozenDict(activation="Swish"), absent=("bias",),
+    )  # fmt: skip
+    job = prepare(entry, entry.kernel(kernel), trial, executor)
+    assert isinstance(job, Job), job.reason
+    assert job.candidate.launch.cooperative and job.candidate.launch.blocks == multiprocessors
+    found = execute(job, executor, CATALOG.ops)
+    assert found.status.name == "PASSED", found.reason
