@@ -24,6 +24,11 @@ _RELU_MORE: _Rows = {
     "32x2048x7-512-1x1": ("b", 32, 2048, 7, 512, 1, 1, ""),
     "32x128x56-128-3x3-s2": ("b", 32, 128, 56, 128, 3, 2, ""),
 }
+#: Layers of MobileNet, each channel by itself.
+_DEPTHWISE: _Rows = {
+    "32x144x56-depthwise-3x3": ("b", 32, 144, 56, 144, 3, 1, ""),
+    "32x384x28-depthwise-5x5-s2": ("b", 32, 384, 28, 384, 5, 2, ""),
+}
 _POOL: _Rows = {
     "32x64x56-64-3x3": ("g", 32, 64, 56, 64, 3, 1, "0.020"),
     "32x128x28-128-3x3": ("g", 32, 128, 28, 128, 3, 1, "0.016"),
@@ -37,24 +42,25 @@ _THREE = {"pool_h": 3, "pool_w": 3, "pool_stride_h": 2, "pool_stride_w": 2} | di
 )
 
 
-def _made(rows: _Rows, row: str, pool: dict[str, int] | None, **fields: Any) -> list[Workload]:
+def _made(rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = False) -> list[Workload]:
     found = []
     for name, (mode, n, c, extent, k, kernel, stride, goal) in rows.items():
         window = {"stride_h": stride, "stride_w": stride}
         window |= dict.fromkeys(("pad_top", "pad_left", "pad_bottom", "pad_right"), (kernel - 1) // 2)
-        chosen = {"activation": "Relu", "pool": "MaxPool", **pool} if pool else {}
+        chosen: dict[str, Any] = {"activation": "Relu", "pool": "MaxPool", **pool} if pool else {}
+        if depthwise:
+            chosen["groups"] = c
         found.append(
             Workload(
                 name=f"{name}-pool{pool['pool_h']}" if pool else name,
                 row=row,
                 mode=mode,
-                axes={"N": n, "C": c, "G": c, "H": extent, "W": extent, "K": k, "R": kernel, "S": kernel},
+                axes={"N": n, "C": c, "G": 1 if depthwise else c, "H": extent, "W": extent, "K": k, "R": kernel, "S": kernel},
                 dtypes={"T": "float16", "B": "float32"},
                 attributes={**window, **chosen},
                 absent=("bias", "residual"),
                 layouts={"x": "channels_last", "w": "channels_last"},
                 goal=goal,
-                **fields,
             )
         )
     return found
@@ -63,5 +69,6 @@ def _made(rows: _Rows, row: str, pool: dict[str, int] | None, **fields: Any) -> 
 def workloads(words: str) -> tuple[Workload, ...]:
     """Those of ``conv.<words>``."""
     if words == "conv_bn_relu":
-        return (*_made(_RELU, "S13", None), *_made(_RELU_MORE, "S13 more", None))
+        more = (*_made(_RELU_MORE, "S13 more", None), *_made(_DEPTHWISE, "S13 more", None, depthwise=True))
+        return (*_made(_RELU, "S13", None), *more)
     return (*_made(_POOL, "S13", _TWO), *_made(_STEM, "S13", _THREE)) if words == "conv_bn_relu_pool" else ()
