@@ -31,7 +31,7 @@ _HAS_KEYS = "((15 - form({0})) % 2 if present({0}) else 0)"
 
 def kernels(
     template: str, rank: int, tensors: Sequence[str], mask: str = "", *, causal: bool = False,
-    dropout: bool = False,
+    dropout: bool = False, stem: str = "softmax",
 ) -> tuple[KernelSpec, ...]:  # fmt: skip
     """All kernels of a fusion.
 
@@ -42,14 +42,16 @@ def kernels(
         mask: the one that is broadcast over them, "" for none.
         causal: whether keys are hidden.
         dropout: whether probabilities are dropped.
+        stem: what names of templates begin with.
     """
     masks = (mask,) if mask else ()
     rows = {2: "Q", 3: "H * Q", 4: "B * H * Q"}[rank]
     constants = {"RANK": str(rank), "CAUSAL": "1" if causal else "0"}
     for name in ("mask", "bias") if template == "forward" else ("mask",):
         constants[name.upper()] = _AXES.format(name) if name in masks else "-1"
-        constants[f"{name.upper()}_RANK"] = f"rank({name})" if name in masks else "-1"
-    if template == "backward":
+        if (stem, template) != ("log_softmax", "backward"):
+            constants[f"{name.upper()}_RANK"] = f"rank({name})" if name in masks else "-1"
+    if (stem, template) == ("softmax", "backward"):
         constants["DROPOUT"] = "1" if dropout else "0"
     wide = " and ".join(f"aligned({t}, 16)" for t in tensors)
     whole = (
@@ -60,7 +62,7 @@ def kernels(
         f"{rows} < {2**31} and K < {2**31}",
         *(f"{_HAS_KEYS.format(m)} == 0 or shape({m}, -1) == 1 or stride({m}, -1) == 1" for m in masks),
     )
-    pending = UNSEEN if template == "backward" and causal and mask and not dropout else ""
+    pending = UNSEEN if stem != "softmax" or (template == "backward" and causal and mask and not dropout) else ""
 
     grid = {2: (), 3: ("1 if FLAT else H",), 4: ("1 if FLAT else H", "1 if FLAT else B")}[rank]
     matrices = {2: (), 3: ("FLAT or H <= 65535",), 4: ("FLAT or H <= 65535 and B <= 65535",)}[rank]
@@ -72,7 +74,7 @@ def kernels(
         groups = f"({threads} // LANES)"
         return KernelSpec(
             name=name,
-            template=f"softmax_{template}.cu.j2",
+            template=f"{stem}_{template}.cu.j2",
             summary=summary,
             strides=tuple(masks),
             requires=(*requires, f"K <= {most}"),
@@ -118,7 +120,7 @@ def kernels(
         ),)),
         KernelSpec(
             name="long",
-            template=f"softmax_{template}_long.cu.j2",
+            template=f"{stem}_{template}_long.cu.j2",
             summary="a row of any length to a block, read twice",
             strides=tuple(masks),
             requires=requires,

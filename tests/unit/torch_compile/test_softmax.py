@@ -71,3 +71,19 @@ def test_an_additive_mask_gets_its_gradient(scores, compiled, reports):
     for got, want in zip((x, bias), twins, strict=True):
         same(got.grad, want.grad.float())
     assert "attention.bias_softmax" in fused(reports)
+
+
+@pytest.mark.filterwarnings("ignore:.*fused nothing in a graph")  # as it is captured, the loss is one operator
+def test_log_softmax_of_a_loss(scores, compiled, reports):
+    """Cross entropy as torch spells it: the logarithm and its gradient are kernels of ours, the loss is none."""
+    x, label = torch.randn(6, 40, requires_grad=True), torch.tensor([3, 39, 0, 7, -100, 12])
+    twin = x.detach().double().requires_grad_()
+    want = torch.nn.functional.cross_entropy(twin, label)
+    want.backward()
+    step = compiled(lambda x: torch.nn.functional.cross_entropy(x, label), registry=scores)
+    got = step(x)
+    got.backward()
+    torch.testing.assert_close(got, want.float())
+    torch.testing.assert_close(x.grad, twin.grad.float())
+    assert fused(reports, "forward") == ["attention.log_softmax"]
+    assert {f"attention.log_softmax{b}/rows" for b in ("", "_backward")} <= set(scores.runtime.kernels_used)
