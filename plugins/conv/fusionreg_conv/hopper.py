@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec, TensorMap
 
-from .kernels import EPILOGUES, tensors
+from .kernels import EPILOGUES, tensors, vectors
 
 #: Bytes of shared memory of a block, without a few for barriers.
 _MEMORY = 232448 - 1024
@@ -92,8 +92,8 @@ def wgmma(words: str) -> KernelSpec:
         requires=(
             'T in ("float16", "bfloat16")',
             "groups == 1",
-            "C % 8 == 0 and K % 8 == 0",
-            "stride(x, 1) == 1 and stride(w, 1) == 1 and stride(y, 1) == 1 and aligned(y, 16)",
+            "C % 8 == 0 and stride(x, 1) == 1 and stride(w, 1) == 1",
+            vectors("y", "K").replace("P == 1", f"{rows} == 1").replace("Q == 1", f"{columns} == 1"),
             f"stride_h == 1 or (R == 1 and pad_top == 0 or H % stride_h == 0) and stride(x, 2) == W * {x_pixel}",
             "stride_w == 1 or S == 1 and pad_left == 0 or W % stride_w == 0",
             f"N * {rows} * {columns} < 2147483648",
