@@ -164,6 +164,7 @@ def _depthwise(words: str) -> KernelSpec:
         constants={n: e for n, e in EPILOGUES[words].items() if n != "POOL"} | {"POOL": '"none"'},
         grid=f"ceildiv(K, {lanes}) * ceildiv(N * P * ceildiv(Q, 4), 256 // LANES)",
         block="256",
+        min_blocks=2,
         estimate="3e-6 + (N * C * H * W + N * K * P * Q) * bits(T) / 8 / 2.5e12",
         pending="no GPU has run it",
     )

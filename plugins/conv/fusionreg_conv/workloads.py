@@ -55,7 +55,7 @@ def _made(rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = 
                 name=f"{name}-pool{pool['pool_h']}" if pool else name,
                 row=row,
                 mode=mode,
-                axes={"N": n, "C": c, "G": 1 if depthwise else c, "H": extent, "W": extent, "K": k, "R": kernel, "S": kernel},
+                axes=dict(N=n, C=c, G=1 if depthwise else c, H=extent, W=extent, K=k, R=kernel, S=kernel),
                 dtypes={"T": "float16", "B": "float32"},
                 attributes={**window, **chosen},
                 absent=("bias", "residual"),
