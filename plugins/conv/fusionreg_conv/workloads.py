@@ -45,6 +45,7 @@ _THREE = {"pool_h": 3, "pool_w": 3, "pool_stride_h": 2, "pool_stride_w": 2} | di
 def _made(rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = False) -> list[Workload]:
     found = []
     for name, (mode, n, c, extent, k, kernel, stride, goal) in rows.items():
+        taps = {"R": kernel, "S": kernel}
         window = {"stride_h": stride, "stride_w": stride}
         window |= dict.fromkeys(("pad_top", "pad_left", "pad_bottom", "pad_right"), (kernel - 1) // 2)
         chosen: dict[str, Any] = {"activation": "Relu", "pool": "MaxPool", **pool} if pool else {}
@@ -55,7 +56,7 @@ def _made(rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = 
                 name=f"{name}-pool{pool['pool_h']}" if pool else name,
                 row=row,
                 mode=mode,
-                axes=dict(N=n, C=c, G=1 if depthwise else c, H=extent, W=extent, K=k, R=kernel, S=kernel),
+                axes={"N": n, "C": c, "G": 1 if depthwise else c, "H": extent, "W": extent, "K": k, **taps},
                 dtypes={"T": "float16", "B": "float32"},
                 attributes={**window, **chosen},
                 absent=("bias", "residual"),
