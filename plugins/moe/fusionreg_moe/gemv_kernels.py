@@ -20,20 +20,36 @@ _PLAIN = KernelSpec(
     estimate="4e-6 + M * ceildiv(N, 32) * (1e-6 + 32 * K * bits(T) / 8 / 1e10) / (8 * multiprocessors)",
 )
 
-#: Channels of a block: a row of a tile is 128 bytes of channels, or 512 of k.
-_CHANNELS = "32 if trans else 1024 // bits(T)"
-_SHAPE = {"THREADS": "256", "ROWS": "16", "STAGES": "4", "BN": _CHANNELS}
-#: Bytes of x beside the 16 KB of w in each stage.
-_SHARED = "STAGES * (16384 + ROWS * (8 * 32 // (BN // 4)) * 16)"
+#: Channels of a block: a row of a tile is 128 bytes of channels, or as many chunks of k as warps read at once.
+_CHANNELS = "(32 if trans else 1024 // bits(T))"
+#: Lanes of a warp along k, and 16-byte chunks of k in a tile.
+_LANES = f"(128 // {_CHANNELS})"
+_CHUNKS = f"(THREADS // 32 * {_LANES})"
+#: Rows whose sums the warps add at a time.
+_PART = f"min(ROWS, 4 * {_LANES})"
+#: Tiles of w, and of x, or in place of these the warps' sums.
+_SHARED = f"STAGES * 64 * THREADS + max(STAGES * ROWS * {_CHUNKS} * 16, THREADS // 32 * PART * BN * 4)"
 _GROUPS = f"min(M, E) * ceildiv(N, {_CHANNELS}) * SPLIT"
-#: Seconds on an H200: a launch, which matrix, adding up; the matrices at the rate of memory or of the blocks.
+#: Seconds on an H200: a launch; for each wave of blocks the ids, a first tile, and adding up; the matrices, again for
+#: every ROWS rows of an expert, at the rate of memory or of the blocks there are; multiplying.
 _ESTIMATE = (
-    "5e-6 + 3e-7 * log2(SPLIT) + min(M, E) * N * K * bits(T) / 8 * max(1, M / (16 * E))"
-    f" / min({{rate}}, 2.2e10 * {_GROUPS}) + 5e-7 * ceildiv({_GROUPS}, 2 * multiprocessors)"
+    f"4e-6 + ceildiv({_GROUPS}, {{slots}} * multiprocessors) * (1.5e-6 + 3e-7 * log2(SPLIT))"
+    f" + min(M, E) * N * K * bits(T) / 8 * max(1, M / ({{rows}} * E)) / min({{rate}}, 2.5e10 * {_GROUPS})"
+    " + M * N * K / 1e13"
 )
 
 
-def _stream(name: str, summary: str, *, split: tuple[int, ...], ahead: bool = True, pinned: bool = False) -> KernelSpec:
+def _stream(
+    name: str,
+    summary: str,
+    *,
+    rows: int = 16,
+    split: tuple[int, ...] = (1,),
+    threads: int = 256,
+    blocks: int = 1,
+    ahead: bool = True,
+    pinned: bool = False,
+) -> KernelSpec:
     cluster = split != (1,)
     return KernelSpec(
         name=name,
@@ -47,27 +63,39 @@ def _stream(name: str, summary: str, *, split: tuple[int, ...], ahead: bool = Tr
         ),
         spaces={"w": "pinned_host"} if pinned else {},
         params={"SPLIT": split},
-        constants={**_SHAPE, "AHEAD": str(int(ahead))},
+        constants={
+            "THREADS": str(threads), "ROWS": str(rows), "STAGES": "4", "BN": _CHANNELS, "PART": _PART,
+            "AHEAD": str(int(ahead)),
+        },
         grid=_GROUPS,
         block="THREADS",
         cluster=("SPLIT",) if cluster else (),
         programmatic=True,
         shared_memory=_SHARED,
-        min_blocks=2,
+        min_blocks=blocks,
         pending="no evidence of a GPU yet",
-        estimate=_ESTIMATE.format(rate="4.4e12" if not pinned else "3e12"),
-    )
+        estimate=_ESTIMATE.format(rows=rows, slots=blocks, rate="4.4e12" if not pinned else "3e12"),
+    )  # fmt: skip
 
 
 KERNELS = (
     _stream(
-        "stream_cluster", "a cluster for an expert's rows: its matrix is read once for 16 of them", split=(8, 4, 2)
+        "stream_cluster",
+        "a cluster for an expert's rows: its matrix is read once for 16 of them",
+        split=(4, 8, 2),
+        threads=512,
     ),
-    _stream("stream", "a block for an expert's rows: its matrix is read once for 16 of them", split=(1,)),
+    _stream("stream", "a block for an expert's rows: its matrix is read once for 16 of them", blocks=2),
+    _stream(
+        "decode",
+        "a block for an expert's rows: its matrix is read once for 4 of them",
+        rows=4,
+        blocks=3,
+    ),
     _stream(
         "offloaded",
         "the same for matrices in host memory too: none is asked for before a row is known to need it",
-        split=(1,),
+        blocks=2,
         ahead=False,
         pinned=True,
     ),
