@@ -69,6 +69,10 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int], dict[str, Any]]] = 
         "conv_bn_relu_pool", (3, 24, 9, 10, 72, 3, 3), OWN,
         HALVED | {"choices": {"pool": "MaxPool", "activation": "Relu"}},
     ),
+    "pool_of_warps": (
+        "conv_bn_relu_pool", (9, 24, 5, 6, 72, 3, 3), OWN | {"EDGE": 4},
+        HALVED | {"choices": {"pool": "AveragePool", "activation": "Swish"}},
+    ),
     "pool_of_products": (
         "conv_bn_relu_pool", (17, 8, 5, 6, 72, 3, 3), OWN | {"EDGE": 2},
         HALVED | {"choices": {"pool": "AveragePool", "activation": "leaky"}},

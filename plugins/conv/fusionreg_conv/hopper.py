@@ -19,7 +19,8 @@ _STAGE = f"((({_TH} + {_TAPS} - 1) * {_TW} * {_TN} + (SHARE - 1) * {_TAPS} * BK)
 _KEPT = f"((2 - SHARE) * {_DEPTHS} * R * S * BK * 128)"  # of weights that stay in shared memory
 #: Slots of a warp for y, and their bytes.
 _SLOTS = "max(2, MB * min(BK // 64, {}))"
-_SLOTS_POOLED = "((MB if EDGE == 8 else 1) * min(BK // 64, 2))"
+_ACROSS = "(EDGE != 8 and MB * SHARE < EDGE)"  # windows of a pool reach into two warps
+_SLOTS_POOLED = f"((MB if EDGE == 8 or {_ACROSS} else 1) * (1 if {_ACROSS} else min(BK // 64, 2)))"
 
 
 def _pixel(tensor: str, columns: str, channels: str) -> str:
@@ -65,7 +66,7 @@ def wgmma(words: str) -> KernelSpec:
     add = "residual" in tensors(words)
     rows, columns = ("U", "V") if pool else ("P", "Q")
     slots = _SLOTS_POOLED if pool else _SLOTS.format("4 if present(residual) else 3 - SHARE" if add else "3 - SHARE")
-    slot = 1024 if pool else 2048
+    slot = f"(2048 if {_ACROSS} else 1024)" if pool else "2048"
     room = f"({_MEMORY} - 48 * BK - 8 * {slots} * {slot})"
     stages = f"min(8, ({room} - {_KEPT}) // {_STAGE})"
     pixels = f"ceildiv(Q, {_TW}) * ceildiv(P, {_TH}) * ceildiv(N, {_TN})"
@@ -122,7 +123,7 @@ def wgmma(words: str) -> KernelSpec:
             f"HALO == (1 if stride_h == 1 and dilation_h == 1 and R in (2, 3){wide} else 0)",
             f"({room} - {_KEPT}) // {_STAGE} >= 2",
             f"MB == 2 or BK >= 128 or SHARE == 1 and ({_DEPTHS} * R * S * BK > 1024 or N < 2)",
-            *(("EDGE == 8 or MB == 2 and EDGE == 2 * SHARE",) if pool else ()),
+            *((f"EDGE == 8 or {_ACROSS} or MB == 2 and EDGE == 2 * SHARE",) if pool else ()),
         ),
         constants={
             "RESIDENT": "2 - SHARE",
@@ -130,7 +131,7 @@ def wgmma(words: str) -> KernelSpec:
             "TALL": "1 if EDGE == 8 else 0",
             "FLAT": "1 if EDGE == 64 else 0",
             "SLOTS": slots,
-            "SLOT": str(slot),
+            "SLOT": slot,
             "ROOM": room,
             "MOST_STAGES": "8",
             **EPILOGUES[words],
