@@ -189,8 +189,8 @@ class Runtime:
         """As the beginning of :meth:`call`, for a model's site."""
         try:
             layout = [None if a is None else self._layouts[a.__class__](a) for a in arrays]
-            key = (fusion, *layout, attributes_key(attributes)) if attributes else (fusion, *layout)
-            prepared = self._prepared["densify", *key]
+            of_site = ("densify", fusion, *layout)
+            prepared = self._prepared[(*of_site, attributes_key(attributes)) if attributes else of_site]
             if prepared.guard is not None and prepared.guard():
                 look_at(self.catalog[fusion], arrays, None)
             return prepared

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_PLAIN = frozenset((str, int, bool))
+
 
 def attributes_key(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
     """Attributes as a key: 1, 1.0 and True differ, so do 0.0 and -0.0, and NaN equals itself.
@@ -13,7 +15,7 @@ def attributes_key(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
     """
     return tuple(
         [
-            (k, c := v.__class__, v.hex() if c is float else v if c is str or c is int or c is bool else repr(v))
+            (k, c := v.__class__, v if (c is float and v and v == v) or c in _PLAIN else repr(v))
             for k, v in attributes.items()
         ]
     )

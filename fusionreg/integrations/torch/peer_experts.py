@@ -67,8 +67,41 @@ def grouped(s: Site) -> Any:
     return y[torch.argsort(order)].reshape(*extents, -1)
 
 
+def _rows(s: Site, index: int) -> tuple[Any, Any]:
+    """(whether each index is a row of the first operand, that row's number, 0 where it is none)."""
+    at, count = s.args[index], s.extents(0)[0]
+    if s.attributes["wrap"]:
+        at = torch.where(at < 0, at + count, at)
+    inside = (at >= 0) & (at < count)
+    return inside[:, None], torch.where(inside, at, 0)
+
+
+def _select_rows(s: Site) -> Any:
+    inside, at = _rows(s, 1)
+    return torch.where(inside, s.args[0][at], 0.0)
+
+
+def _grouped_matmul(s: Site) -> Any:
+    """With torch's own, which leaves rows of no group as they are; on the CPU, and of other dtypes, by gathering."""
+    x, w, ends = s.args
+    if s.dtype(1) == torch.bfloat16:
+        return torch._grouped_mm(x, w.mT if s.attributes["trans"] else w, offs=ends.to(torch.int32))
+    ids = torch.searchsorted(ends, torch.arange(s.extents(0)[0], device=ends.device), right=True)
+    inside = ids < s.extents(1)[0]
+    chosen = w[torch.where(inside, ids, 0)]
+    y = torch.matmul(x.unsqueeze(-2), chosen.mT if s.attributes["trans"] else chosen).squeeze(-2)
+    return torch.where(inside[:, None], y, 0.0)
+
+
+def _add_rows(s: Site) -> Any:
+    inside, at = _rows(s, 1)
+    return s.args[0].index_add(0, at, torch.where(inside, s.args[2], 0.0))
+
+
 WRITERS: Mapping[str, Writer] = FrozenDict(
     {
+        "fusionreg::SelectRows": _select_rows, "fusionreg::GroupedMatMul": _grouped_matmul,
+        "fusionreg::AddRows": _add_rows,
         "fusionreg::Route": _route, "fusionreg::RoutedSum": _routed_sum, "fusionreg::SquaredRelu": _squared_relu,
         "Split": _split,
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from catalogs import FAMILIES
 from torch_operators import SEED, SITES
 
 import fusionreg
@@ -32,16 +33,16 @@ print("torch" in sys.modules, "fusionreg_norm" in sys.modules)
 print(fusionreg.torch.ops)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == ["False", "True False", "<ops: attention, gemm, norm, pointwise>"]
+    assert said.splitlines() == ["False", "True False", f"<ops: {', '.join(FAMILIES)}>"]
 
 
 def test_names(ops, operators):
-    assert dir(ops) == ["attention", "gemm", "norm", "pointwise", "use"]
+    assert dir(ops) == [*FAMILIES, "use"]
     assert "layernorm" in dir(ops.norm) and dir(ops.pointwise) == ["region"]
     members = operators.registry["pointwise.region"].members
     assert dir(ops.pointwise.region) == sorted(m.name.rpartition(".")[2] for m in members)
     assert ops.norm.layernorm is ops["norm.layernorm"] is ops.norm.layernorm
-    assert repr(ops.pointwise) == "<pointwise: region>" and repr(ops) == "<ops: attention, gemm, norm, pointwise>"
+    assert repr(ops.pointwise) == "<pointwise: region>" and repr(ops) == f"<ops: {', '.join(FAMILIES)}>"
     x = torch.randn(3, 4)
     assert torch.equal(ops.pointwise.region.add_mul(x, x, x), (x + x) * x)
     assert torch.equal(ops["pointwise.region.add_mul"](x, x, x), (x + x) * x)

@@ -1,8 +1,9 @@
 """A graph of calls as a function that only makes them: one line for each, nothing looked up while it runs.
 
-Operators are called below the wrapper that torch has around them, and by torch's own function or method of that name
-where one comes down to the very same operator and arguments, which is tried out on what was recorded of the operands:
-that is how eager calls them, and what it costs there.
+Fused calls go to the runtime at once where nothing wants to see them (``operators/direct.py``). Other operators are
+called below the wrapper that torch has around them, and by torch's own function or method of that name where one comes
+down to the very same operator and arguments, which is tried out on what was recorded of the operands: that is how eager
+calls them, and what it costs there.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _function(node: torch.fx.Node) -> Any:
     target: Any = node.target
     if type(target) is not torch._ops.OpOverload:
         return target
-    return _short(node, target) or getattr(target, "_op", target)
+    return getattr(target, "_fusionreg_call", None) or _short(node, target) or getattr(target, "_op", target)
 
 
 def _short(node: torch.fx.Node, target: torch._ops.OpOverload) -> Any:

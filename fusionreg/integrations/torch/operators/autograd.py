@@ -48,8 +48,9 @@ def _bits(names: Iterable[str]) -> int:
 
 def kernel(
     op: Any, run: Run, entry: FusionEntry, gradients: Gradients | None, backward: Any, chains: Chains
-) -> Callable[..., Any]:
-    """What an operator does where autograd looks at it.
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What an operator does where autograd looks at it: the kernel for torch's dispatcher, and what it comes down to on
+    plain tensors, a function of ``(tensors, attributes)``.
 
     Args:
         op: the operator.
@@ -67,10 +68,7 @@ def kernel(
     total = gradients is not None and not entry.optional and all(n in gradients.results for n in entry.inputs)
     direct = partial(run, fusion)
 
-    def on(keyset: Any, /, *tensors: Any, **attributes: Any) -> Any:
-        if forward_ad._current_level >= 0:
-            _check_tangents(fusion, tensors)
-        call = _below(op, keyset & after) if keyset.raw_repr() & foreign else direct
+    def plain(tensors: Sequence[Any], attributes: Mapping[str, Any], call: Call = direct) -> Any:
         if not (grad_enabled() and any_requires_grad(*tensors)):
             return call(tensors, attributes)
         if gradients is None:
@@ -83,7 +81,12 @@ def kernel(
             _check_wanted(entry, gradients, tensors)
         return _apply(function, call, attributes, *tensors)
 
-    return on
+    def on(keyset: Any, /, *tensors: Any, **attributes: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            _check_tangents(fusion, tensors)
+        return plain(tensors, attributes, _below(op, keyset & after) if keyset.raw_repr() & foreign else direct)
+
+    return on, plain
 
 
 def _check_wanted(entry: FusionEntry, gradients: Gradients, tensors: Sequence[Any]) -> None:

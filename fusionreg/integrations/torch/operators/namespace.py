@@ -13,6 +13,7 @@ from fusionreg.core.errors import UnknownNameError
 from fusionreg.core.registry.entries import FusionEntry
 from fusionreg.core.runtime.seeds import LIMIT
 
+from .direct import direct
 from .docstring import docstring
 from .registration import Operators
 from .schema import keyword_arguments
@@ -119,19 +120,13 @@ def function(operators: Operators, entry: FusionEntry) -> Callable[..., Any]:
     op = operators[entry.name]
     drawn = draws(operators, entry)
 
-    call = _drawing(op, entry) if drawn else _passing(op)
+    at_once = direct(op, entry.inputs)
+    call = _drawing(at_once, entry) if drawn else at_once
     call.__name__ = entry.name.rpartition(".")[2]
     call.__qualname__ = entry.name
     call.__module__ = "fusionreg.torch.ops"
     call.__doc__ = docstring(entry, drawn)
     call.__signature__ = signature(entry, drawn)  # type: ignore[attr-defined]
-    return call
-
-
-def _passing(op: Any) -> Callable[..., Any]:
-    def call(*tensors: Any, **named: Any) -> Any:
-        return op(*tensors, **named)
-
     return call
 
 

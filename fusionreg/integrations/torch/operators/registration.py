@@ -26,6 +26,7 @@ from fusionreg.core.validate.gradients import Gradients, gradients
 
 from . import autocast, autograd
 from .chains import Chains
+from .direct import direct
 from .fake import fake
 from .schema import NAMESPACE, digest, operator_name, schema
 
@@ -160,7 +161,9 @@ class Operators:
             library.impl(name, on, key)
         library._register_fake(name, fake(entry))
         backward = None if found is None else self[found.fusion]
-        on_autograd = autograd.kernel(op, run, entry, found, backward, self._chains(entry))
+        on_autograd, plain = autograd.kernel(op, run, entry, found, backward, self._chains(entry))
+        op._fusionreg_plain = plain
+        op._fusionreg_call = direct(op, entry.inputs)
         library.impl(name, on_autograd, "Autograd", with_keyset=True)
         for key, device in autocast.KEYS.items():
             library.impl(name, autocast.rule(op, entry, device), key)
