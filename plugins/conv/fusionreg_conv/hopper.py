@@ -117,7 +117,7 @@ def wgmma(words: str) -> KernelSpec:
             "HALO": (1, 0),  # whether boxes have the rows of the image that all rows of the kernel need
         },
         valid=(
-            "MB * BK <= 256 and (BK == 64 or BK < 2 * K)",
+            "MB * BK <= 256 and BK <= 2 * max(K, 64) and (EDGE != 2 or BK == 64)",
             "EDGE != 64" if pool else f"(EDGE == 64) == ({' and '.join(flat)})",
             "EDGE in (8, 64) or Q % (2 * EDGE) != 0 and Q <= 16 * EDGE",
             f"HALO == (1 if stride_h == 1 and dilation_h == 1 and R in (2, 3){wide} else 0)",
