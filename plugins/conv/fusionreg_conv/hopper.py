@@ -166,6 +166,7 @@ def wgmma(words: str) -> KernelSpec:
         grid=grid,
         block="384",
         min_blocks=1,
+        programmatic=True,
         shared_memory=f"{stages} * {_STAGE} + {_KEPT} + {_MEMORY} + 1024 - {room}",
         estimate=f"5e-6 + max((N * C * min(H * W, P * Q * R * S) + N * {rows} * {columns} * K) * 2 / 4e12,"
         f" ceildiv({pixels}, (3 - SHARE) * {teams}) * {size} * 3.3e-9)",
