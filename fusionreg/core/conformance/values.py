@@ -64,6 +64,11 @@ def integers(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> n
     return rng.integers(-4, 5, shape).astype(np.float64)
 
 
+def rising(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
+    """Whole numbers that rise along the last axis by 0 to 7 each, from such a number on: where groups of rows end."""
+    return np.cumsum(rng.integers(0, 8, shape), axis=-1).astype(np.float64)
+
+
 def bytes_(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
     """Whole numbers from -128 to 127: every int8."""
     return rng.integers(-128, 128, shape).astype(np.float64)
@@ -147,6 +152,7 @@ GENERATORS: Mapping[str, Generator] = FrozenDict(
     zeros=zeros,
     ones=ones,
     integers=integers,
+    rising=rising,
     bytes=bytes_,
     seed=seed,
     offset=offset,
@@ -161,6 +167,9 @@ GENERATORS: Mapping[str, Generator] = FrozenDict(
     special=_sprinkled(np.nan, np.inf, -np.inf, -0.0, 0.0),
 )
 
+#: Generators of whole numbers, which integer tensors take too.
+_WHOLE = ("zeros", "ones", "integers", "rising", "bytes", "seed")
+
 
 def generate(name: str, seed: tuple[int, ...], shape: tuple[int, ...], dtype_name: str) -> np.ndarray:
     """An array of ``shape`` and dtype from the generator ``name``, or filled with the number that ``name`` spells.
@@ -172,7 +181,7 @@ def generate(name: str, seed: tuple[int, ...], shape: tuple[int, ...], dtype_nam
     rng = np.random.default_rng(seed)
     if _FILL.match(name):
         values = np.full(shape, float(name))
-    elif kind.kind == "b" or (kind.kind in "iu" and name not in ("zeros", "ones", "integers", "bytes", "seed")):
+    elif kind.kind == "b" or (kind.kind in "iu" and name not in _WHOLE):
         values = rng.integers(0, 2, shape)
     else:
         values = GENERATORS[name](rng, shape, kind)

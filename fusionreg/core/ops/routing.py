@@ -77,4 +77,50 @@ def limit_rank(xp: Any, w: Any, ranks: Any, *, trans: int) -> Any:
     return xp.ns.where(live[:, None, :] if trans else live[:, :, None], w, xp.ns.zeros_like(w))
 
 
+def _selected_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    x, index = operand(inputs, 0), operand(inputs, 1)
+    if x.shape is None or index.shape is None:
+        return [(x.dtype, None)]
+    return [(x.dtype, (*index.shape, *x.shape[1:]))]
+
+
+@operator("fusionreg::SelectRows", "x index", infer=_selected_type, attributes={"wrap": 0})
+def select_rows(xp: Any, x: Any, index: Any, *, wrap: int) -> Any:
+    """Row index[p] of x for each p; zeros where there is no such row."""
+    shape = (*index.shape, *x.shape[1:])
+    if not x.shape[0]:
+        return xp.full(shape, 0.0, x)
+    inside, safe = _inside(xp, index, x.shape[0], wrap)
+    rows = xp.ns.reshape(xp.ns.take(x, xp.ns.reshape(safe, (-1,)), axis=0), shape)
+    return xp.ns.where(xp.ns.reshape(inside, (*index.shape, *[1] * (x.ndim - 1))), rows, xp.ns.zeros_like(rows))
+
+
+@operator("fusionreg::AddRows", "x index updates", infer=same, attributes={"wrap": 0})
+def add_rows(xp: Any, x: Any, index: Any, updates: Any, *, wrap: int) -> Any:
+    """x [M N] with updates[p] added to its row index[p] for each p; those of no row are left out."""
+    if not x.shape[0]:
+        return x
+    inside, safe = _inside(xp, index, x.shape[0], wrap)
+    kept = xp.ns.where(inside[:, None], updates, xp.ns.zeros_like(updates))
+    at = xp.ns.reshape(safe[:, None] * x.shape[1] + xp.arange(x.shape[1])[None, :], (-1,))
+    y = xp.scatter(xp.ns.reshape(x, (-1,)), at, xp.ns.reshape(kept, (-1,)), "add")
+    return xp.ns.reshape(y, tuple(x.shape))
+
+
+def _grouped_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    x, w = operand(inputs, 0), operand(inputs, 1)
+    if x.shape is None or w.shape is None:
+        return [(x.dtype, None)]
+    return [(x.dtype, (x.shape[0], w.shape[1 if attributes["trans"] else 2]))]
+
+
+@operator("fusionreg::GroupedMatMul", "x w ends", infer=_grouped_type, attributes={"trans": 0})
+def grouped_matmul(xp: Any, x: Any, w: Any, ends: Any, *, trans: int) -> Any:
+    """x[p] @ w[e] for the rows p of group e, which begins where the largest end before it is, and ends before row
+    ends[e]; with trans the matrices are transposed first. 0 for a row of no group."""
+    before = xp.arange(x.shape[0])[:, None] >= xp.cast(ends, "int64")[None, :]  # of each end: whether it is at most p
+    ids = xp.ns.sum(xp.cast(xp.ns.cumulative_prod(xp.cast(before, "int64"), axis=1), "int64"), axis=1)
+    return routed_matmul.meaning(xp, x, w, ids, trans=trans, wrap=0)
+
+
 OPS = specs_in(globals())

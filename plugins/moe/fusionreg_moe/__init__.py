@@ -1,6 +1,7 @@
 """The family ``moe``: products with the matrices of experts, and feed-forward layers of routed experts.
 
-A module for each group of fusions, and one for its kernels: ``gemv`` multiplies each row with a matrix of its own.
+A module for each group of fusions, and one for its kernels: ``gemv`` multiplies each row with a matrix of its own,
+``grouped`` rows that lie in groups.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Sequence
 from fusionreg.core.spec import FusionSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import gemv, routed
+from . import gemv, grouped, routed
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*gemv.FUSIONS, *routed.FUSIONS)
+    return (*gemv.FUSIONS, *grouped.FUSIONS, *routed.FUSIONS)

@@ -1,0 +1,72 @@
+"""Kernels of ``moe.index_select_gemm`` and ``moe.gemm_scatter_add``: one template for each of plain and tensor cores.
+
+Many rows are bound by the tensor cores, few by the bytes of the matrices that they name. Blocks stay for one tile after
+another, so that a launch costs the same whatever groups there are, and nothing of them need be known to the host.
+"""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import KernelSpec
+
+_PENDING = "no evidence of a GPU yet"
+#: Rows and channels of a block, and how its warps divide them.
+_SHAPE = {
+    "BN": "128", "BK": "128 if BM == 16 else 64", "STAGES": "4",
+    "WARPS_M": "1 if BM == 16 else 2", "WARPS_N": "8 if BM == 16 else 4",
+}  # fmt: skip
+#: At most so many tiles; a group's last one may be part of one.
+_TILES = "(ceildiv(P, BM) + min(P, E)) * ceildiv(N, 128)"
+_GRID = f"max(1, min(multiprocessors, {_TILES}))"
+
+
+def _flags(combine: bool) -> dict[str, str]:
+    weighted = "1 if present(weights) else 0" if combine else "0"
+    return {"COMBINE": str(int(combine)), "GATHER": str(int(not combine)), "WEIGHTED": weighted}
+
+
+def plain(combine: bool) -> KernelSpec:
+    rows = "M" if combine else "P"
+    return KernelSpec(
+        name="plain",
+        template="grouped_plain.cu.j2",
+        summary="a block for 32 channels of a row: any shape, alignment and strides",
+        requires=("M <= 2147483647 and E <= 2147483647",),
+        strides=("base", "x", "w") if combine else ("x", "w"),
+        constants={"THREADS": "256", **_flags(combine)},
+        grid=f"{rows} * ceildiv(N, 32)",
+        block="THREADS",
+        pending=_PENDING,
+        estimate="4e-6 + P * ceildiv(N, 32) * (2e-6 + 32 * K * bits(T) / 8 / 1e10) / (8 * multiprocessors)",
+    )
+
+
+def tensor_core(combine: bool) -> KernelSpec:
+    """Seconds on an H200: a launch, with two barriers of the grid where products are combined; the matrices of as many
+    experts as rows can have, at the rate of memory; the rows, in whole tiles, at that of the tensor cores."""
+    combining = " + 6e-6 + P * N * 8 / 3e12" if combine else ""
+    return KernelSpec(
+        name="tensor_core",
+        template="grouped.cu.j2",
+        summary="mma.sync over tiles of a group's rows, one after the other; "
+        + (
+            "weighed products in fp32 are added up in their order" if combine else "rows are copied from where they lie"
+        ),
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "K % 8 == 0 and N % 8 == 0",
+            "aligned(x, 16) and aligned(w, 16) and aligned(y, 16)" + (" and aligned(base, 16)" if combine else ""),
+            "M <= 2147483647 and P <= 2147483647 - 128 and E <= 4096",
+        ),
+        params={"BM": (64, 128, 16)},
+        constants={**_SHAPE, **_flags(combine)},
+        grid=_GRID,
+        block="256",
+        cooperative=combine,
+        shared_memory="STAGES * (BM + BN) * BK * 2 + 8 * (E + 2)",
+        workspace="4 * (P * N + 33 * M)" if combine else "0",
+        min_blocks=1,
+        pending=_PENDING,
+        estimate=f"5e-6{combining} + min(P, E) * N * K * 2 / 3.5e12"
+        " + 2 * (P + min(P, E) * BM / 2) * align(N, 128) * K / ((3.5e14 if BM == 128 else 2.8e14 if BM == 64 else 9e13)"
+        f" * min(1, {_TILES} / multiprocessors))",
+    )
