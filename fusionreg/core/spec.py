@@ -328,7 +328,8 @@ class FusionSpec(Record):
     """The fusion that computes its gradients; None where training does without it."""
     autocast: Literal["lower", "float32", "promote"] = "promote"
     """What torch's autocast does to floating inputs whose dtype is a variable: ``lower`` casts them to the autocast
-    dtype, as for matrix products, ``float32`` casts them up, ``promote`` casts those of one variable to the widest."""
+    dtype, as for matrix products, but for those whose first dtype is float32; ``float32`` casts them up, ``promote``
+    casts those of one variable to the widest."""
     cases: tuple[Case, ...] = ()
     """Conformance cases beyond the derived ones."""
     tolerances: tuple[Tolerance, ...] = ()

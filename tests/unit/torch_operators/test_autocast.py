@@ -28,6 +28,17 @@ def test_products_are_lowered(operators):
     assert torch.equal(y, operators["gemm.bias"](x.to(BF16), w.to(BF16), bias.to(BF16)))
 
 
+def test_convolutions_are_lowered_and_statistics_are_not(operators):
+    """As torch's: bfloat16 has no room for a variance of 70001."""
+    x, w = torch.randn(1, 4, 5, 5) * 300, torch.randn(8, 4, 3, 3)
+    statistics = [torch.ones(8), torch.zeros(8), torch.zeros(8), torch.full((8,), 70001.0)]
+    with low():
+        y = operators["conv.conv_bn_relu"](x, w, None, *statistics)
+        assert y.dtype == F.conv2d(x, w).dtype == BF16
+    low_product = F.conv2d(x.to(BF16).double(), w.to(BF16).double())
+    close(y.double(), torch.relu(low_product / (70001.0 + 1e-5) ** 0.5), 2**-8)
+
+
 def test_normalisations_are_raised(operators):
     """As torch's on a GPU: half precision in, float32 out."""
     x, scale, bias = torch.randn(4, 40).to(BF16), torch.randn(40), torch.randn(40)

@@ -21,13 +21,16 @@ AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.
 def rule(op: Any, entry: FusionEntry, device: str) -> Callable[..., Any]:
     """What the operator does under autocast for a device: inputs are cast, the rest runs outside of autocast.
 
-    ``lower``: floating inputs to the autocast dtype, float64 left alone, as torch does with matrix products.
+    ``lower``: floating inputs to the autocast dtype, float64 left alone, as torch does with matrix products; and those
+    whose first dtype is float32, as torch does with the parameters of a normalisation.
     ``float32``: those of lower precision to float32. ``promote``: those of one dtype variable to the widest of them.
     Inputs of a dtype that the spec fixes stay as they are, as do those that the fusion has no such dtype for.
     """
     variables = tuple(t.dtype if t.dtype in entry.spec.dtypes else "" for t in entry.inputs.values())
     allowed = {v: {getattr(torch, d) for d in names} for v, names in entry.spec.dtypes.items()}
     kind = entry.spec.autocast
+    if kind == "lower":
+        variables = tuple("" if v and entry.spec.dtypes[v][0] == "float32" else v for v in variables)
 
     def on(*tensors: Any, **attributes: Any) -> Any:
         wanted = _wanted(kind, device, variables, tensors)
