@@ -351,3 +351,13 @@ def test_cudnn_normalises_batches(monkeypatch) -> None:
     assert (peer.name, peer.computes, peer.inputs[0]) == ("cudnn", "BatchNormalization alone", "x")
     holds(peer, normal(3, 4, 6), normal(4), normal(4), normal(4), normal(4).abs())
     assert seen["training"] and seen["momentum"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("pads", [(), (1, 0, 1, 0)])
+def test_cudnn_convolves(pads) -> None:
+    net = kit.Net()
+    x, w = net.input("x", "float32", (2, 4, 7, 6)), net.input("w", "float32", (6, 2, 3, 2))
+    graph = net.build((net.op("Relu", net.op("Conv", x, w, strides=(2, 1), group=2, pads=pads)),))
+    (peer,) = library_peers(graph, OPS)
+    assert (peer.name, peer.computes, peer.inputs) == ("cudnn", "the convolution alone", ("x", "w"))
+    holds(peer, normal(2, 4, 7, 6), normal(6, 2, 3, 2))
