@@ -97,6 +97,18 @@ def _plain_reductions() -> Iterator[Rule]:
         )
 
 
+def _rows(site: Site) -> Mapping[str, Any] | None:
+    """Rows of a matrix, put in one axis for a product and taken apart again: x with the axes that y has."""
+    import numpy as np
+
+    flat, product, y = site.shape("r"), site.shape("p"), site.shape("y")
+    if flat is None or product is None or y is None or site.rank("w") != 2 or len(flat) != 2 or len(y) < 3:
+        return None
+    if not all(isinstance(d, int) for d in (*flat, *y)) or y[-1] != product[-1]:
+        return None
+    return {"target": np.asarray((*y[:-1], flat[1]), np.int64)}
+
+
 def _kept_dims() -> Iterator[Rule]:
     """A reduction whose axis is put back afterwards never dropped it (JAX writes reductions so)."""
     for op in _REDUCTIONS:
@@ -144,6 +156,20 @@ RULES: tuple[Rule, ...] = (
         (),
         _batched_swap,
         shared=True,
+    ),
+    Rule(
+        "rows_of_a_product",
+        "r = Reshape(x, s1)\np = MatMul(r, w, transB=t)\ny = Reshape(Add(p, b), s2)",
+        "y = Add(MatMul(Reshape(x, target), w, transB=t), b)",
+        (lambda site: site.rank("b") == 1,),
+        _rows,
+    ),
+    Rule(
+        "rows_of_a_product",
+        "r = Reshape(x, s1)\np = MatMul(r, w, transB=t)\ny = Reshape(p, s2)",
+        "y = MatMul(Reshape(x, target), w, transB=t)",
+        (),
+        _rows,
     ),
     Rule("known_target", "y = Reshape(x, s, allowzero=zero)", "y = Reshape(x, target)", (), _known_target),
     Rule("known_target", "y = Expand(x, s)", "y = Expand(x, target)", (), _known_target),

@@ -6,17 +6,17 @@ values that are bound already. Every choice is undone by a trail, so that a fail
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..frozen import EMPTY, FrozenDict
 from ..ir import Graph, Node
-from ..pattern.graph import NONE, Input, Literal, Operand, Output, PatternGraph
+from ..pattern.graph import NONE, Input, Literal, Operand, Output, PatternGraph, attribute_names
 from ..spec import OpSpec
 from .legality import CAPTURED, EXPOSED, OUTPUT, Legality
 from .match import Bindings
 from .program import PatternIndex, Program, Signatures, StepProgram, swapped
-from .values import Constants, equal, rank_of
+from .values import Constants, bind, equal, rank_of
 
 OPERATOR = "the operator"
 OPERANDS = "the number of operands"
@@ -29,6 +29,9 @@ BUDGET = "the search ends"
 
 #: Clauses that say less than any other that fails at the same depth.
 VAGUE = frozenset({OPERATOR, PRODUCED, SAME_VALUE})
+
+#: Operators that are told shapes, in which a pattern may leave numbers open.
+_OPEN = frozenset({"Reshape", "Split"})
 
 #: Nodes that one search tries before it gives up: only large symmetric patterns over many alike values get there.
 MAX_TRIALS = 5_000
@@ -226,6 +229,8 @@ class Search:
     def _literal(self, literal: Literal, value: str, reader: Node, place: int) -> bool:
         graph = self.view.graph
         spec = self.program.ops[reader.op]
+        if isinstance(literal.value, tuple) and (reader.op in _OPEN or [*attribute_names(literal.value)]):
+            return self._numbers(literal, value, reader, place)
         rank = None
         if spec.inputs[min(place, len(spec.inputs) - 1)].rstrip("?*") in ("axes", "axis"):
             rank = rank_of(graph, reader.inputs[0])
@@ -237,6 +242,27 @@ class Search:
             array = graph.constants.get(value) if graph.is_constant(value) else None
             shown = value if array is None else f"{value} = {array.reshape(-1)[:4].tolist()} {array.dtype}{array.shape}"
             self._failed(LITERAL, reader, f"{shown or 'nothing'} as operand {place}", f"the constant {literal.value!r}")
+        return False
+
+    def _numbers(self, literal: Literal, value: str, reader: Node, place: int) -> bool:
+        """A tuple that binds attributes, or the target of a Reshape: what it makes of its operand is compared."""
+        graph, wanted, found = self.view.graph, literal.value, None
+        assert isinstance(wanted, tuple)
+        if graph.is_constant(value) and graph.constants[value].ndim == 1:
+            found = tuple(graph.constants[value].tolist())
+        if reader.op == "Reshape" and found is not None:
+            before, found = graph.values[reader.inputs[0]].shape, graph.values[reader.outputs[0]].shape
+            if before is not None and found is not None and len(found) == len(wanted):
+                wanted = tuple(_meant(w, n, before, found) for n, w in enumerate(wanted))
+        elif reader.op == "Split" and found is not None and len(found) == len(wanted):
+            share = next((f for w, f in zip(wanted, found, strict=True) if w == -1), None)
+            wanted = tuple(share if w == -1 else w for w in wanted)
+        bound: dict[str, Any] = {}
+        fits = found is not None and not bind(wanted, found, bound) and all(type(v) is int for v in bound.values())
+        if fits and all(self._set(self.attributes, name, number) for name, number in bound.items()):
+            return self._set(self.literals, (self.used[reader.name], place), value)
+        shown = value if found is None else f"{value} = {found}"
+        self._failed(LITERAL, reader, f"{shown or 'nothing'} as operand {place}", f"the constant {literal}")
         return False
 
     # --- what backward search did not reach ------------------------------------------------------------------------
@@ -335,6 +361,13 @@ class Search:
     def _failed(self, clause: str, node: Node, found: str, expected: str) -> None:
         if self.fail is not None:
             self.fail(len(self.used), clause, node, found, expected)
+
+
+def _meant(wanted: Any, place: int, before: Sequence[Any], after: Sequence[Any]) -> Any:
+    """What a Reshape's target says of an extent: 0 is the operand's, -1 any."""
+    if wanted == 0:
+        return before[place] if place < len(before) else None
+    return after[place] if wanted == -1 else wanted
 
 
 def _names(step: StepProgram) -> str:

@@ -88,20 +88,29 @@ class AttributeRules:
         bound: dict[str, Any] = {}
         for name, wanted in self.names.items():
             value = normal(node.op, name, attrs.get(name, self.defaults[name]), rank)
-            pairs = [(wanted, value)]
-            if isinstance(wanted, tuple):
-                if value == ():
-                    continue  # what the operator leaves open has the fusion's defaults
-                if not isinstance(value, tuple) or len(value) != len(wanted):
-                    return None, (name, value, f"{len(wanted)} numbers")
-                pairs = list(zip(wanted, value, strict=True))
-            for variable, number in pairs:
-                known = bound.get(variable.name, number) if isinstance(variable, AttributeName) else variable
-                if not equal(known, number):
-                    return None, (name, value, known)
-                if isinstance(variable, AttributeName):
-                    bound[variable.name] = number
+            if isinstance(wanted, tuple) and value == ():
+                continue  # what the operator leaves open has the fusion's defaults
+            wrong = bind(wanted, value, bound)
+            if wrong:
+                return None, (name, value, wrong[0])
         return bound, ("", None, None)
+
+
+def bind(wanted: Any, value: Any, bound: dict[str, Any]) -> tuple[Any, ...]:
+    """Adds to ``bound`` what the names in an attribute's value, or in a tuple, are at a site; where something does not
+    fit, what was expected."""
+    pairs = [(wanted, value)]
+    if isinstance(wanted, tuple):
+        if not isinstance(value, tuple) or len(value) != len(wanted):
+            return (f"{len(wanted)} numbers",)
+        pairs = list(zip(wanted, value, strict=True))
+    for variable, number in pairs:
+        known = bound.get(variable.name, number) if isinstance(variable, AttributeName) else variable
+        if not equal(known, number):
+            return (known,)
+        if isinstance(variable, AttributeName):
+            bound[variable.name] = number
+    return ()
 
 
 class Constants:

@@ -41,12 +41,15 @@ class Literal:
     """An operand that must be a constant equal to ``value``: a number, or a tuple of numbers for a 1-D tensor.
 
     A float is compared after rounding to the tensor's dtype. A number matches a constant whose elements all equal it.
+    A name within a tuple is bound: whatever a site has there is the fusion's attribute of that name. The target of a
+    Reshape is compared as ONNX means it: 0 is the extent that the operand has there, -1 whatever is left; in the sizes
+    of a Split -1 is an equal share of what is left.
     """
 
-    value: bool | int | float | tuple[int, ...] | tuple[float, ...]
+    value: bool | int | float | tuple[Any, ...]
 
     def __str__(self) -> str:
-        return repr(self.value)
+        return _shown(self.value)
 
 
 Operand = Input | Output | Literal | None

@@ -243,11 +243,13 @@ class _Instance:
             if operand is None:
                 inputs.append(None)
             elif isinstance(operand, Literal):
-                constant = self.literal(step, op, i, operand, operands)
+                constant = self.literal(step, op, i, operand, operands, attrs)
                 constants[i] = self.literals[constant.name]
                 inputs.append(constant)
             else:
                 inputs.append(self.type_of(operand))
+        while inputs and inputs[-1] is None and isinstance(step.operands[len(inputs) - 1], Input):
+            inputs.pop()  # an optional operand that is absent
         whom = f"{op.name} in {self.spec.name}"
         inferred = infer(op, inputs, attrs, constants, len(step.outputs), whom)
         names = []
@@ -260,7 +262,9 @@ class _Instance:
         source = f"{self.spec.name}:{step.line}"
         self.builder.node(chosen.op, ["" if v is None else v.name for v in inputs], outputs, attrs=attrs, source=source)
 
-    def literal(self, step: Step, op: OpSpec, index: int, literal: Literal, operands: Sequence[Operand]) -> Value:
+    def literal(
+        self, step: Step, op: OpSpec, index: int, literal: Literal, operands: Sequence[Operand], attrs: dict[str, Any]
+    ) -> Value:
         """A constant of the graph: int64 in an index position, otherwise of the dtype of the step's tensors."""
         import numpy as np
 
@@ -273,7 +277,12 @@ class _Instance:
             kind = "bool"
         elif declared in op.host or declared in INDEX_INPUTS:
             kind = "int64"
-        array = np.asarray(literal.value).astype(dtype(kind).numpy)
+        numbers = resolved(literal.value, self.attributes)
+        if op.name == "Split" and -1 in numbers:
+            extent = (self.type_of(operands[0]).shape or ())[attrs["axis"]]
+            rest = extent - sum(n for n in numbers if n != -1) if isinstance(extent, int) else 0
+            numbers = tuple(rest // numbers.count(-1) if n == -1 else n for n in numbers)
+        array = np.asarray(numbers).astype(dtype(kind).numpy)
         name = self.builder.constant(self.builder.fresh(f"c{step.index}"), array, kind)
         self.literals[name] = array
         self.types[name] = Value(name, kind, array.shape)

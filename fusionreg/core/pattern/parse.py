@@ -244,6 +244,10 @@ class PatternParser:
             return Input(node.id)
         if isinstance(node, ast.Constant) and node.value is None:
             return None
+        if isinstance(node, ast.Tuple) and any(isinstance(e, ast.Name) for e in node.elts):
+            numbers = self.attribute(node)
+            self.attributes.update(attribute_names(numbers))
+            return Literal(numbers)
         value = self.literal(node)
         if value is None or any(isinstance(v, str) for v in (value if isinstance(value, tuple) else (value,))):
             raise self.fail(

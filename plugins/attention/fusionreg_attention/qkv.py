@@ -1,0 +1,175 @@
+"""Self-attention from its input on: projections to q, k and v, heads, attention, heads merged again.
+
+The rule's constraints: q, k and v are products of one x, heads divide their columns, the softmax is over keys. Heads
+are split and merged as transformers do it, ``(0, 0, H, -1)`` and Transpose (0, 2, 1, 3), so nothing is copied for it.
+With weights of their own (``qkv_sdpa``), or with one for all three (``qkv_packed_sdpa``), whose columns are q's, k's
+and v's, each by head.
+"""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance, Workload
+
+from .sdpa import MASK
+
+_ATTRIBUTES = {
+    "H": AttributeSpec(type="int", default=4, summary="of q"),
+    "transB": AttributeSpec(type="int", default=1, choices=(0, 1), static=True, summary="1: weights are [columns C]"),
+    "scale": AttributeSpec(type="float", default=0.125, summary="of the scores, where scaling is given"),
+    "is_causal": AttributeSpec(type="int", default=0, choices=(0, 1), summary="1: query i sees keys 0 to i"),
+}
+_KV_HEADS = AttributeSpec(type="int", default=4, summary="of k and v")
+
+_ATTEND = (
+    'a = any_of("scaling", usual=Attention(), given=Attention(scale=scale))(qh, kh, vh, optional(mask), '
+    "is_causal=is_causal{})\n"
+    "y = Reshape(Transpose(a, perm=(0, 2, 1, 3)), (0, 0, -1))"
+)
+#: In any precision of the softmax that is written: it is float32 in any case.
+_PRECISIONS = ("", ', softmax_precision="float32"')
+
+
+def _projected(name: str, heads: str) -> str:
+    return (
+        f"{name} = optional(Add)(MatMul(x, w{name}, transB=transB), b{name})\n"
+        f"{name}h = Transpose(Reshape({name}, (0, 0, {heads}, -1)), perm=(0, 2, 1, 3))\n"
+    )
+
+
+_THREE = _projected("q", "H") + _projected("k", "G") + _projected("v", "G")
+_PACKED = "h = optional(Add)(MatMul(x, w, transB=transB), b)\n"
+#: timm's, and GPT-2's.
+_PACKED_HEADS = (
+    "s = Transpose(Reshape(h, (0, 0, 3, H, -1)), perm=(2, 0, 3, 1, 4))\n"
+    "qh = Gather(s, 0)\nkh = Gather(s, 1)\nvh = Gather(s, 2)\n",
+    "q, k, v = Split(h, (-1, -1, -1), axis=-1)\n"
+    + "".join(f"{n}h = Transpose(Reshape({n}, (0, 0, H, -1)), perm=(0, 2, 1, 3))\n" for n in "qkv"),
+)
+
+_AXES = {"B": "sequences", "S": "tokens of each", "C": "channels", "N": "columns: heads times the width of a head"}
+
+_SCORES = tuple(
+    Tolerance(
+        dtype=kind,
+        ulp=2.0,
+        inputs=4.0,
+        reason="scores are products of sums of C terms; a weight has the absolute error of its score as relative one",
+    )
+    for kind in ("float16", "bfloat16", "float32")
+)
+
+
+def _cases(packed: bool) -> tuple[Case, ...]:
+    def case(name: str, heads: int, summary: str = "", values: dict[str, str] | None = None, **axes: int) -> Case:
+        attributes = {"H": heads, **({} if packed else {"G": heads}), "is_causal": int(name == "causal")}
+        return Case(name=name, axes=axes, attributes=attributes, values=values or {}, summary=summary)
+
+    shared = Case(name="shared_heads", axes={"J": 32, "U": 32}, attributes={"H": 4, "G": 2})
+    return (
+        case("one_head", 1, S=9),
+        case("causal", 2, B=1, S=70),
+        case("nothing_allowed", 4, "no key: rows of 0", {"mask": "zeros"}, S=20),
+        case("tiles", 2, "several tiles of each", S=130, C=72),
+        *(() if packed else (shared,)),
+    )
+
+
+def _kernel(packed: bool) -> KernelSpec:
+    columns = "N" if packed else "(N + 2 * J)"
+    width = "N // (3 * H)" if packed else "N // H"
+    tiles = "ceildiv(N, 64)" if packed else "ceildiv(N, 64) + 2 * ceildiv(J, 64)"
+    return KernelSpec(
+        name="fused",
+        template="qkv_fused.cu.j2",
+        summary="one cooperative launch: projections into the workspace, a barrier over the grid, then attention",
+        targets=("sm_90a", "sm_100f"),
+        rounding="per_op",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            f"{width} in (16, 32, 64, 128)",
+            *(() if packed else ("J == U", "aligned(wq, 16) and aligned(wk, 16) and aligned(wv, 16)")),
+            *(("aligned(w, 16)",) if packed else ()),
+            "C % 8 == 0 and aligned(x, 16) and N % 8 == 0",
+            f"B * S * {columns} < 2147483648",
+        ),
+        strides=("mask",),
+        params={"D": (64, 128, 32, 16)},
+        valid=(f"D == {width}",),
+        constants={
+            "MASK_FORM": "form(mask)",
+            "PACKED": str(int(packed)),
+            **{f"BIAS_{n.upper()}": f"1 if present({'b' if packed else f'b{n}'}) else 0" for n in "qkv"},
+        },
+        grid=f"max(1, min(2 * multiprocessors, max(ceildiv(B * S, 64) * ({tiles}), B * H * ceildiv(S, 64))))",
+        block="128",
+        cooperative=True,
+        min_blocks=2,
+        shared_memory="max(40960, 640 * (D + 8))",
+        workspace=f"max(B * S, 1) * {columns} * 2",
+        pending="no GPU has run all its cases as it now is",
+        estimate=f"1e-5 + B * S * C * {columns} * 2 / 2e14 + B * S * S * {'N // 3' if packed else 'N'} * 4 / 1.5e14",
+    )
+
+
+def _workload(name: str, sequences: int, tokens: int, channels: int, heads: int, packed: bool) -> Workload:
+    axes = {"B": sequences, "S": tokens, "C": channels, "N": channels * (3 if packed else 1)}
+    return Workload(
+        name=name,
+        row="S12",
+        axes=axes if packed else axes | {"J": channels, "U": channels},
+        dtypes={"T": "bfloat16", "P": "bool"},
+        forms={"w": "T[N C]"} if packed else {"wq": "T[N C]", "wk": "T[J C]", "wv": "T[U C]"},
+        attributes={"H": heads, "transB": 1, "scaling": "usual", **({} if packed else {"G": heads})},
+        absent=("mask", *(("b",) if packed else ("bq", "bk", "bv"))),
+        summary="a layer of an encoder",
+    )
+
+
+_COLUMNS = {"q": "N", "k": "J", "v": "U"}
+
+
+def _fusion(packed: bool) -> FusionSpec:
+    weights = {"w": "T[N C] | T[C N]"} if packed else {f"w{n}": f"T[{a} C] | T[C {a}]" for n, a in _COLUMNS.items()}
+    biases = {"b": "T[N]"} if packed else {f"b{n}": f"T[{a}]" for n, a in _COLUMNS.items()}
+    heads = _PACKED_HEADS if packed else ("",)
+    sizes = {"w": "N"} if packed else {f"w{n}": a for n, a in _COLUMNS.items()}
+    return FusionSpec(
+        api=1,
+        name=f"attention.qkv_{'packed_' if packed else ''}sdpa",
+        summary=f"q, k and v projected from one x by {'one weight' if packed else 'three weights'}, attention of heads",
+        pattern=tuple((_PACKED if packed else _THREE) + h + _ATTEND.format(p) for h in heads for p in _PRECISIONS),
+        inputs={"x": "T[B S C]", **weights, **biases, "mask": MASK.replace("Q", "S").replace("K", "S")},
+        outputs={"y": "T[B S Y]"},
+        dtypes={"T": ("bfloat16", "float16", "float32"), "P": ("bool", "float16", "bfloat16", "float32")},
+        axes=_AXES | {"Y": "columns of v"} | ({} if packed else {"J": "columns of k", "U": "columns of v"}),
+        extents={"B": 2, "S": 24, "C": 8, "N": 192 if packed else 64, **({} if packed else {"J": 64, "U": 64})},
+        attributes=_ATTRIBUTES | ({} if packed else {"G": _KV_HEADS}),
+        autocast="lower",
+        constraints=(
+            "B > 0 and S > 0 and H > 0",
+            "scale > 0",
+            'not present(mask) or P in ("bool", T)',
+            *(f"shape({w}, 0) == ({a} if transB else C)" for w, a in sizes.items()),
+            *(
+                ("N % (3 * H) == 0", "Y == N // 3")
+                if packed
+                else (
+                    "G > 0 and H % G == 0",
+                    "N % H == 0 and J * H == N * G",
+                    "U % G == 0",
+                    "Y == U // G * H",
+                )
+            ),
+        ),
+        cases=_cases(packed),
+        tolerances=_SCORES,
+        workloads=(
+            _workload("8x2048x4096-h32", 8, 2048, 4096, 32, packed),
+            _workload("1x128x768-h12", 1, 128, 768, 12, packed),
+        ),
+        kernels=(_kernel(packed),),
+        tags=("S12", "attention"),
+    )
+
+
+FUSIONS: tuple[FusionSpec, ...] = (_fusion(packed=False), _fusion(packed=True))

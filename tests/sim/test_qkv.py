@@ -1,0 +1,95 @@
+"""Self-attention from its input on, in one launch, in the simulator: conforming, and as torch has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from catalogs import shipped
+
+from fusionreg.core.cache import Cache
+from fusionreg.core.conformance import run
+from fusionreg.core.conformance.cases import derive
+from fusionreg.core.conformance.execute import Job, execute, prepare
+from fusionreg.core.conformance.mutants import changed
+from fusionreg.core.conformance.simulated import SimExecutor
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.runtime import Runtime
+
+CATALOG = shipped("attention")
+F = torch.nn.functional
+
+
+@pytest.mark.parametrize("fusion", ["attention.qkv_sdpa", "attention.qkv_packed_sdpa"])
+def test_conforms(fusion):
+    report = run(CATALOG, [fusion], device="sim", cases="quick", cache=Cache())
+    assert report.ok, "\n".join(map(str, report.failures))
+    assert report.counts["PASSED"] >= 25
+
+
+def runtime(fusion: str) -> Runtime:
+    entry = CATALOG[fusion]
+    kernels = tuple(replace(k, spec=k.spec.model_copy(update={"pending": ""})) for k in entry.kernels)
+    return Runtime(replace(CATALOG, fusions=FrozenDict({fusion: replace(entry, kernels=kernels)})), device="sim")
+
+
+@pytest.mark.parametrize(
+    ("packed", "groups", "causal", "trans"), [(False, 3, 0, 1), (False, 1, 1, 1), (True, 3, 1, 0), (True, 3, 0, 1)]
+)
+def test_against_torch(packed, groups, causal, trans):
+    torch.manual_seed(1)
+    b, s, c, heads, width = 2, 70, 48, 3, 32
+    columns = (3 * heads * width,) if packed else (heads * width, groups * width, groups * width)
+    x = torch.randn(b, s, c).bfloat16()
+    weights = [torch.randn(n, c).bfloat16() / 7 for n in columns]
+    biases = [torch.randn(n).bfloat16() for n in columns]
+    mask = torch.randn(s, s).bfloat16()
+    rows = torch.cat([F.linear(x.double(), w.double(), v.double()) for w, v in zip(weights, biases, strict=True)], -1)
+    parts = rows.split([n * width for n in (heads, groups, groups)], -1)
+    q, k, v = (t.view(b, s, -1, width).transpose(1, 2) for t in parts)
+    far = torch.zeros(s, s).double().masked_fill(~torch.ones(s, s).tril().bool(), -torch.inf) if causal else 0
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.double() + far, enable_gqa=True)
+    want = y.transpose(1, 2).reshape(b, s, -1).numpy()
+
+    def array(t):
+        return t.contiguous().float().numpy().astype(ml_dtypes.bfloat16)
+
+    name = f"attention.qkv_{'packed_' if packed else ''}sdpa"
+    given = [array(x), *(array(w if trans else w.T) for w in weights), *map(array, biases), array(mask)]
+    more = {} if packed else {"G": groups}
+    found = runtime(name).call(name, *given, H=heads, transB=trans, is_causal=causal, scaling="usual", **more)
+    error = np.abs(found.astype(np.float64) - want)
+    assert error.max() < 0.05 and np.sqrt((error**2).mean() / (want**2).mean()) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("  fr::grid_sync();\n", ""),
+        ("fr::cp_async_wait<STAGES - 2>();", ""),
+        ("tile.shared * D, columns, fr::i64{n}", "0, columns, fr::i64{n}"),
+        ("low += fr::to_float(bv[column])", "low += 0.0f"),
+        ("fmaf(total[r], shrink, part)", "total[r] + part"),
+        ("(key < seen.low || key > seen.high)", "false"),
+    ],
+)
+def test_faults_are_noticed(text, other):
+    entry, executor = CATALOG["attention.qkv_sdpa"], SimExecutor(Cache(), target="sm_90a", multiprocessors=3)
+    for trial in derive(entry, entry.kernel("fused"), "sm_90a", "quick"):
+        if trial.dtypes["T"] == "bfloat16" and trial.name.rpartition("-")[2] in ("base", "tails", "tiles", "causal"):
+            found = prepare(entry, entry.kernel("fused"), trial, executor)
+            if isinstance(found, Job) and text in found.source.text:
+                broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
+                if execute(broken, executor, CATALOG.ops, stress="sync" in text).status.failed:
+                    return
+    raise AssertionError("every case passed")
+
+
+def test_heads_are_merged_without_a_copy():
+    """Heads split by views: attention reads them where they lie, and gives y in their order: merging is a view."""
+    q = np.random.default_rng(0).standard_normal((2, 9, 4, 16)).astype(np.float32)
+    y = Runtime(CATALOG, device="sim").call("attention.sdpa", *[q.transpose(0, 2, 1, 3)] * 3, scaling="usual")
+    assert y.shape == (2, 4, 9, 16) and np.shares_memory(y.transpose(0, 2, 1, 3).reshape(2, 9, 64), y)
