@@ -55,10 +55,18 @@ def test_the_log_sum_exp_is_that_of_scores(kernel):
         ("tensor_core", "fr::cp_async_wait<1>();", ""),
         ("tensor_core", "unit.fit(sdpa::flat(slopes), sdpa::flat(sum_d));", ""),
         ("tensor_core", "by = value / larger", "by = 1.0f"),
-        ("tensor_core", "s = seen ? weight * (s - less) * bend", "s = seen ? weight * s * bend"),
+        ("tensor_core", "(s - of.mean)", "s"),
         ("tensor_core", "p = seen ? weight : 0.0f", "p = weight"),
         ("tensor_core", "head * group + n", "head * group"),
         ("tensor_core", "bend = 4.0f * r * (1.0f - r);", ""),
+        ("wgmma", "fr::grid_sync();", ""),
+        ("wgmma", "fr::mbarrier_wait(full + ring.stage, ring.parity);", ""),
+        ("wgmma", "fr::mbarrier_wait(empty + ring.stage, ring.parity ^ 1);", ""),
+        ("wgmma", "fr::mbarrier_wait(own_empty, own_parity ^ 1);", ""),
+        ("wgmma", "fr::wgmma_wait<1>();", ""),
+        ("wgmma", "hide(weights);", ""),
+        ("wgmma", "unit.fit(slopes, sum_d);", ""),
+        ("wgmma", "tile.head * several + h", "tile.head * several"),
         ("plain", "* bend;", ";"),
         ("plain", "if (j < range.first || j > range.last) return;", ""),
         ("plain", "h / group", "h % G"),
@@ -66,9 +74,10 @@ def test_the_log_sum_exp_is_that_of_scores(kernel):
 )  # fmt: skip
 def test_faults_are_noticed(kernel, text, other):
     """In one of the cases that the spec names or that are derived of it."""
-    entry, executor = CATALOG[FUSION], SimExecutor(Cache(), target="sm_80")
-    names = ("base", "capped", "causal_short", "two_key_heads", "huge", "tiles", "nothing_to_see")
-    for trial in derive(entry, entry.kernel(kernel), "sm_80", "quick"):
+    target = "sm_90a" if kernel == "wgmma" else "sm_80"
+    entry, executor = CATALOG[FUSION], SimExecutor(Cache(), target=target, multiprocessors=2)
+    names = ("base", "capped", "causal_short", "two_key_heads", "huge", "tiles", "nothing_to_see", "window_causal")
+    for trial in derive(entry, entry.kernel(kernel), target, "quick"):
         if trial.dtypes["T"] != "float32" and trial.name.rpartition("-")[2] in names:
             found = prepare(entry, entry.kernel(kernel), trial, executor)
             if isinstance(found, Job) and text in found.source.text:
