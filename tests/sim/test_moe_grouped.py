@@ -97,7 +97,7 @@ def test_conforms(fusion, sim_cache):
 )
 def test_groups_of_every_size(kernel, dtype, trans, wrap, params, sim_cache):
     """Empty groups, one larger than a tile, rows behind all; NaN in the matrices of empty groups."""
-    small = kernel == "plain"
+    small, indices = kernel == "plain", "FromEnd" if wrap else "none"
     m, n, k, rows = (9, 40, 24, 60) if small else (40, 136, 200, 190)
     base, x, w, weights = operands(m, n, k, rows, 7, dtype, trans)
     ends = np.array([0, 3, 3, rows - 30, rows - 30, rows - 12, rows - 12], np.int32 if trans else np.int64)
@@ -106,13 +106,13 @@ def test_groups_of_every_size(kernel, dtype, trans, wrap, params, sim_cache):
     index = index.astype(np.int32 if trans and small else np.int64)
     x_rows, _, _, _ = operands(m, n, k, rows, 7, dtype, trans, seed=2)
     run = runtime(SELECT, kernel, sim_cache, **params)
-    y = run.call(SELECT, x_rows, index, w, ends, trans=trans, wrap=wrap)
+    y = run.call(SELECT, x_rows, index, w, ends, trans=trans, indices=indices)
     close(y, selected(x_rows, index, w, ends, trans, wrap), dtype)
     assert not y[-12:].astype(np.float32).any() and run.kernels_used == {f"{SELECT}/{kernel}": 1}
     base = base[:, :1].repeat(n, axis=1)
     run = runtime(SCATTER, kernel, sim_cache, **params)
     for factor in (weights, None):
-        y = run.call(SCATTER, base, x, w, ends, factor, index, trans=trans, wrap=wrap)
+        y = run.call(SCATTER, base, x, w, ends, factor, index, trans=trans, indices=indices)
         close(y, combined(base, x, w, ends, factor, index, trans, wrap), dtype)
     untouched = [i for i in range(m) if i not in {row_of(j, m, wrap) for j in index}]
     assert untouched and y[untouched].tobytes() == base[untouched].tobytes()
@@ -130,7 +130,7 @@ def test_sums_are_rounded_once(dtype, base, part, count, sum_, sim_cache):
     w[0, 0] = 1.0
     old = np.full((2, 8), base, KINDS[dtype])
     run = runtime(SCATTER, "tensor_core", sim_cache, BM=16)
-    y = run.call(SCATTER, old, x, w, np.array([count]), None, np.zeros(count, np.int64))
+    y = run.call(SCATTER, old, x, w, np.array([count]), None, np.zeros(count, np.int64), trans=0)
     assert np.all(y[0].astype(np.float32) == sum_) and y[1].tobytes() == old[1].tobytes()
 
 
@@ -139,11 +139,14 @@ def test_all_experts_without_rows_and_no_experts(sim_cache):
     index = np.arange(12) % 5
     run = runtime(SCATTER, "tensor_core", sim_cache, checked=False, BM=16)
     for matrices, ends in ((w, np.zeros(3, np.int64)), (w[:0], np.zeros(0, np.int64))):
-        assert run.call(SCATTER, base, x, matrices, ends, weights, index).tobytes() == base.tobytes()
-    assert run.call(SCATTER, base, x[:0], w, np.zeros(3, np.int64), weights[:0], index[:0]).tobytes() == base.tobytes()
+        assert run.call(SCATTER, base, x, matrices, ends, weights, index, trans=0).tobytes() == base.tobytes()
+    assert (
+        run.call(SCATTER, base, x[:0], w, np.zeros(3, np.int64), weights[:0], index[:0], trans=0).tobytes()
+        == base.tobytes()
+    )
     run = runtime(SELECT, "tensor_core", sim_cache, checked=False, BM=16)
-    assert not run.call(SELECT, x, index, w[:0], np.zeros(0, np.int64)).astype(np.float32).any()
-    assert not run.call(SELECT, x[:0], index, w, np.full(3, 12)).astype(np.float32).any()
+    assert not run.call(SELECT, x, index, w[:0], np.zeros(0, np.int64), trans=0).astype(np.float32).any()
+    assert not run.call(SELECT, x[:0], index, w, np.full(3, 12), trans=0).astype(np.float32).any()
 
 
 @pytest.mark.parametrize(

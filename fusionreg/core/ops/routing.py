@@ -1,7 +1,7 @@
 """Products with one of many matrices for each row, domain ``fusionreg``. Floor 1.
 
 An index outside of ``[0, number of matrices)`` means that the row has none: nothing is read, and no index is counted
-from the end, unless ``wrap`` says so: then those from -number on are, as in Gather.
+from the end, unless ``FromEnd`` has said so.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from .define import operator, specs_in
 from .inference import Attributes, Constants, Inputs, Type, broadcast, operand, same
 
 
-def _inside(xp: Any, ids: Any, count: int, wrap: int = 0) -> tuple[Any, Any]:
+def _inside(xp: Any, ids: Any, count: int) -> tuple[Any, Any]:
     """Whether each index is one, and the index, 0 where it is not."""
     ids = xp.cast(ids, "int64")
-    if wrap:
-        ids = xp.ns.where(ids < 0, ids + count, ids)
     inside = (ids >= 0) & (ids < count)
     return inside, xp.ns.where(inside, ids, xp.ns.zeros_like(ids))
 
@@ -30,11 +28,11 @@ def _routed_type(inputs: Inputs, attributes: Attributes, constants: Constants) -
     return [(x.dtype, (*(broadcast(x.shape[:-1], ids.shape) or ()), w.shape[1 if attributes["trans"] else 2]))]
 
 
-@operator("fusionreg::RoutedMatMul", "x w ids", infer=_routed_type, attributes={"trans": 0, "wrap": 0})
-def routed_matmul(xp: Any, x: Any, w: Any, ids: Any, *, trans: int, wrap: int) -> Any:
+@operator("fusionreg::RoutedMatMul", "x w ids", infer=_routed_type, attributes={"trans": 0})
+def routed_matmul(xp: Any, x: Any, w: Any, ids: Any, *, trans: int) -> Any:
     """x[m] @ w[ids[m]] for each row m; with trans the matrices are transposed first. 0 for a row without a matrix.
     Rows and ids are broadcast: those of x[:, None] and ids[m, k] are the products of row m with several matrices."""
-    inside, safe = _inside(xp, ids, w.shape[0], wrap)
+    inside, safe = _inside(xp, ids, w.shape[0])
     x = xp.ns.broadcast_to(x, (*ids.shape, x.shape[-1]))
     shape = (*ids.shape, w.shape[1] if trans else w.shape[2])
     if not w.shape[0]:
@@ -77,6 +75,12 @@ def limit_rank(xp: Any, w: Any, ranks: Any, *, trans: int) -> Any:
     return xp.ns.where(live[:, None, :] if trans else live[:, :, None], w, xp.ns.zeros_like(w))
 
 
+@operator("fusionreg::FromEnd", "index things", infer=same)
+def from_end(xp: Any, index: Any, things: Any) -> Any:
+    """Indices of things, along their first axis, of which those below 0 count from the end, as indices that do not."""
+    return xp.ns.where(index < 0, index + things.shape[0], index)
+
+
 def _selected_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
     x, index = operand(inputs, 0), operand(inputs, 1)
     if x.shape is None or index.shape is None:
@@ -84,23 +88,23 @@ def _selected_type(inputs: Inputs, attributes: Attributes, constants: Constants)
     return [(x.dtype, (*index.shape, *x.shape[1:]))]
 
 
-@operator("fusionreg::SelectRows", "x index", infer=_selected_type, attributes={"wrap": 0})
-def select_rows(xp: Any, x: Any, index: Any, *, wrap: int) -> Any:
+@operator("fusionreg::SelectRows", "x index", infer=_selected_type)
+def select_rows(xp: Any, x: Any, index: Any) -> Any:
     """Row index[p] of x for each p; zeros where there is no such row."""
     shape = (*index.shape, *x.shape[1:])
     if not x.shape[0]:
         return xp.full(shape, 0.0, x)
-    inside, safe = _inside(xp, index, x.shape[0], wrap)
+    inside, safe = _inside(xp, index, x.shape[0])
     rows = xp.ns.reshape(xp.ns.take(x, xp.ns.reshape(safe, (-1,)), axis=0), shape)
     return xp.ns.where(xp.ns.reshape(inside, (*index.shape, *[1] * (x.ndim - 1))), rows, xp.ns.zeros_like(rows))
 
 
-@operator("fusionreg::AddRows", "x index updates", infer=same, attributes={"wrap": 0})
-def add_rows(xp: Any, x: Any, index: Any, updates: Any, *, wrap: int) -> Any:
+@operator("fusionreg::AddRows", "x index updates", infer=same)
+def add_rows(xp: Any, x: Any, index: Any, updates: Any) -> Any:
     """x [M N] with updates[p] added to its row index[p] for each p; those of no row are left out."""
     if not x.shape[0]:
         return x
-    inside, safe = _inside(xp, index, x.shape[0], wrap)
+    inside, safe = _inside(xp, index, x.shape[0])
     kept = xp.ns.where(inside[:, None], updates, xp.ns.zeros_like(updates))
     at = xp.ns.reshape(safe[:, None] * x.shape[1] + xp.arange(x.shape[1])[None, :], (-1,))
     y = xp.scatter(xp.ns.reshape(x, (-1,)), at, xp.ns.reshape(kept, (-1,)), "add")
@@ -120,7 +124,7 @@ def grouped_matmul(xp: Any, x: Any, w: Any, ends: Any, *, trans: int) -> Any:
     ends[e]; with trans the matrices are transposed first. 0 for a row of no group."""
     before = xp.arange(x.shape[0])[:, None] >= xp.cast(ends, "int64")[None, :]  # of each end: whether it is at most p
     ids = xp.ns.sum(xp.cast(xp.ns.cumulative_prod(xp.cast(before, "int64"), axis=1), "int64"), axis=1)
-    return routed_matmul.meaning(xp, x, w, ids, trans=trans, wrap=0)
+    return routed_matmul.meaning(xp, x, w, ids, trans=trans)
 
 
 OPS = specs_in(globals())

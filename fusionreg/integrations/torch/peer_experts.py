@@ -70,10 +70,12 @@ def grouped(s: Site) -> Any:
 def _rows(s: Site, index: int) -> tuple[Any, Any]:
     """(whether each index is a row of the first operand, that row's number, 0 where it is none)."""
     at, count = s.args[index], s.extents(0)[0]
-    if s.attributes["wrap"]:
-        at = torch.where(at < 0, at + count, at)
     inside = (at >= 0) & (at < count)
     return inside[:, None], torch.where(inside, at, 0)
+
+
+def _from_end(s: Site) -> Any:
+    return torch.where(s.args[0] < 0, s.args[0] + s.extents(1)[0], s.args[0])
 
 
 def _select_rows(s: Site) -> Any:
@@ -100,7 +102,7 @@ def _add_rows(s: Site) -> Any:
 
 WRITERS: Mapping[str, Writer] = FrozenDict(
     {
-        "fusionreg::SelectRows": _select_rows, "fusionreg::GroupedMatMul": _grouped_matmul,
+        "fusionreg::FromEnd": _from_end, "fusionreg::SelectRows": _select_rows, "fusionreg::GroupedMatMul": _grouped_matmul,
         "fusionreg::AddRows": _add_rows,
         "fusionreg::Route": _route, "fusionreg::RoutedSum": _routed_sum, "fusionreg::SquaredRelu": _squared_relu,
         "Split": _split,

@@ -44,11 +44,9 @@ def _gemm(s: Site) -> Any:
     return y + (s.args[2] if s.attributes["beta"] == 1.0 else s.args[2] * s.attributes["beta"])
 
 
-def _chosen(s: Site, things: int, ids: int, wrap: int = 0) -> tuple[Any, Any]:
+def _chosen(s: Site, things: int, ids: int) -> tuple[Any, Any]:
     """(whether each id names one of the operand's things, that thing, the first where it does not)."""
     at, count = s.args[ids], s.extents(things)[0]
-    if wrap:
-        at = torch.where(at < 0, at + count, at)
     inside = (at >= 0) & (at < count)
     return inside[..., None], s.args[things][torch.where(inside, at, 0)]
 
@@ -56,7 +54,7 @@ def _chosen(s: Site, things: int, ids: int, wrap: int = 0) -> tuple[Any, Any]:
 def _routed_matmul(s: Site) -> Any:
     if is_grouped(s):
         return grouped(s)
-    inside, w = _chosen(s, 1, 2, s.attributes["wrap"])
+    inside, w = _chosen(s, 1, 2)
     y = torch.matmul(s.args[0].unsqueeze(-2), w.mT if s.attributes["trans"] else w).squeeze(-2)
     return torch.where(inside, y, 0.0)
 

@@ -1,7 +1,7 @@
 """``moe.expert_gemv``: y[m] = W[ids[m]] x[m], the matrix of an expert of its own for each row.
 
-A row whose id no expert has gets zeros, and nothing is read for it. With ``wrap`` ids from -E to -1 count from the end,
-as those of Gather do.
+A row whose id no expert has gets zeros, and nothing is read for it. With ``indices="FromEnd"`` ids from -E to -1 count
+from the end, as those of Gather do.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Workload
 
 from .gemv_kernels import KERNELS
 
-TRANSPOSED = AttributeSpec(type="int", default=0, choices=(0, 1), static=True, summary="1 when w is stored [E N K]")
-WRAP = AttributeSpec(
-    type="int",
-    default=0,
-    choices=(0, 1),
-    summary="1 when ids below 0 count from the end, as in Gather; 0: they name none",
+TRANSPOSED = AttributeSpec(type="int", default=1, choices=(0, 1), static=True, summary="1 when w is stored [E N K]")
+
+_REFERENCE = """
+at = optional(fusionreg.FromEnd, "indices")(ids, w)
+y = fusionreg.RoutedMatMul(x, w, at, trans=trans)
+""".strip()
+#: As people write it: gathered matrices, the row as a row or as a column of batched products.
+_SPELLINGS = (
+    'm = any_of("indices", FromEnd=Gather)(w, ids)\ny = Squeeze(MatMul(Unsqueeze(x, (1,)), m, transB=trans), (1,))',
+    'm = any_of("indices", FromEnd=Gather)(w, ids)\ny = Squeeze(MatMul(m, Unsqueeze(x, (2,))), (2,))',
 )
 
 _CASES = (
@@ -29,7 +33,7 @@ _CASES = (
         name="wrapped",
         axes={"M": 40, "N": 64, "K": 64, "E": 4},
         values={"ids": "integers"},
-        attributes={"wrap": 1},
+        attributes={"indices": "FromEnd"},
         summary="ids from -4 to 4, of which those below 0 count from the end",
     ),
     Case(
@@ -67,7 +71,7 @@ def _workload(name: str, m: int, n: int, k: int, experts: int, trans: int, dtype
         mode="g",
         axes={"M": m, "N": n, "K": k, "E": experts},
         dtypes={"T": dtype, "I": "int64"},
-        attributes={"trans": trans},
+        attributes={"trans": trans, "indices": "none"},
         forms={"w": "T[E N K]" if trans else "T[E K N]"},
         goal=goal,
         summary="a projection of routed experts, decoding",
@@ -88,13 +92,13 @@ EXPERT_GEMV = FusionSpec(
     api=1,
     name="moe.expert_gemv",
     summary="each row times the matrix of its expert: W[id] x; zeros where the id names none",
-    pattern="y = fusionreg.RoutedMatMul(x, w, ids, trans=trans, wrap=wrap)",
+    pattern=(_REFERENCE, *_SPELLINGS),
     inputs={"x": "T[M K]", "w": "T[E K N] | T[E N K]", "ids": "I[M]"},
     outputs={"y": "T[M N]"},
     dtypes={"T": ("float16", "bfloat16", "float32"), "I": ("int64", "int32")},
     axes={"M": "rows, a token for each", "N": "output channels", "K": "summed over", "E": "experts"},
     extents={"M": 20, "N": 64, "K": 96, "E": 3},
-    attributes={"trans": TRANSPOSED, "wrap": WRAP},
+    attributes={"trans": TRANSPOSED},
     autocast="lower",
     constraints=("shape(w, -1) == (K if trans else N)", "shape(w, -2) == (N if trans else K)"),
     cases=_CASES,

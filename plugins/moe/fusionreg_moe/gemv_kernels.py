@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec
 
+#: Whether indices below 0 count from the end.
+WRAPPED = {"WRAP": '1 if indices == "FromEnd" else 0'}
+
 _PLAIN = KernelSpec(
     name="plain",
     template="gemv_plain.cu.j2",
     summary="a block for 32 channels of a row: any shape, alignment and strides",
     strides=("x", "w"),
-    constants={"THREADS": "256"},
+    constants={"THREADS": "256", **WRAPPED},
     grid="M * ceildiv(N, 32)",
     block="THREADS",
     pending="no evidence of a GPU yet",
@@ -65,7 +68,7 @@ def _stream(
         params={"SPLIT": split},
         constants={
             "THREADS": str(threads), "ROWS": str(rows), "STAGES": "4", "BN": _CHANNELS, "PART": _PART,
-            "AHEAD": str(int(ahead)),
+            "AHEAD": str(int(ahead)), **WRAPPED,
         },
         grid=_GROUPS,
         block="THREADS",

@@ -8,17 +8,11 @@ fp32, in the order of the rows of x, so that they are the same at every run.
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Workload
+from fusionreg.core.spec import Case, FusionSpec, Workload
 
 from .gemv import TRANSPOSED
 from .grouped_kernels import plain, tensor_core
 
-_WRAP = AttributeSpec(
-    type="int",
-    default=0,
-    choices=(0, 1),
-    summary="1 when an index below 0 counts from the end; 0: there is no such row",
-)
 _MATRICES = (
     "shape(w, -1) == (K if trans else N)",
     "shape(w, -2) == (N if trans else K)",
@@ -27,6 +21,13 @@ _MATRICES = (
 _DTYPES = {"T": ("float16", "bfloat16", "float32"), "I": ("int64", "int32"), "J": ("int32", "int64")}
 _EXTENTS = {"M": 9, "N": 40, "K": 48, "P": 20, "E": 3}
 _AXES = {"P": "rows that are multiplied", "N": "output channels", "K": "summed over", "E": "experts"}
+
+_AT = 'at = optional(fusionreg.FromEnd, "indices")(index, {})'
+_UP_PRODUCT = "y = fusionreg.GroupedMatMul(h, w, ends, trans=trans)"
+_DOWN_PRODUCT = "h = fusionreg.GroupedMatMul(x, w, ends, trans=trans)\ns = optional(Mul)(h, weights)"
+_GATHERED = 'h = any_of("indices", FromEnd=Gather)(x, index)'
+#: As index_add and ONNX have it.
+_SCATTERED = ('y = any_of("indices", FromEnd=ScatterND(reduction="add"))(base, Unsqueeze(index, (1,)), s)',)
 
 
 def _cases(*operands: str) -> tuple[Case, ...]:
@@ -43,7 +44,7 @@ def _cases(*operands: str) -> tuple[Case, ...]:
             name="wrapped",
             axes={"M": 6, "N": 72, "K": 64, "P": 50, "E": 20},
             values={"ends": "rising", "index": "integers"},
-            attributes={"wrap": 1},
+            attributes={"indices": "FromEnd"},
             summary="indices from -4 to 4, of which those below 0 count from the end",
         ),
         Case(
@@ -80,7 +81,7 @@ def _workload(name: str, rows: int, index: str, n: int, k: int, experts: int, to
         mode="b",
         axes={"M": rows, "N": n, "K": k, "P": rows * top_k, "E": experts},
         dtypes={"T": "bfloat16", "I": "int64", "J": "int32"},
-        attributes={"trans": 1},
+        attributes={"trans": 1, "indices": "none"},
         forms={"w": "T[E N K]"},
         goal=goal,
         summary=index,
@@ -94,13 +95,13 @@ INDEX_SELECT_GEMM = FusionSpec(
     api=1,
     name="moe.index_select_gemm",
     summary="rows of x by index, in groups, each times its group's matrix; no gathered copy",
-    pattern="h = fusionreg.SelectRows(x, index, wrap=wrap)\ny = fusionreg.GroupedMatMul(h, w, ends, trans=trans)",
+    pattern=(f"{_AT.format('x')}\nh = fusionreg.SelectRows(x, at)\n{_UP_PRODUCT}", f"{_GATHERED}\n{_UP_PRODUCT}"),
     inputs={"x": "T[M K]", "index": "I[P]", "w": "T[E K N] | T[E N K]", "ends": "J[E]"},
     outputs={"y": "T[P N]"},
     dtypes=_DTYPES,
     axes={"M": "rows of x", **_AXES},
     extents=_EXTENTS,
-    attributes={"trans": TRANSPOSED, "wrap": _WRAP},
+    attributes={"trans": TRANSPOSED},
     autocast="lower",
     constraints=_MATRICES,
     cases=_cases("x"),
@@ -118,8 +119,10 @@ GEMM_SCATTER_ADD = FusionSpec(
     api=1,
     name="moe.gemm_scatter_add",
     summary="rows in groups times their group's matrix and their weight, added to rows of base by index, in order",
-    pattern="h = fusionreg.GroupedMatMul(x, w, ends, trans=trans)\ns = optional(Mul)(h, weights)\n"
-    "y = fusionreg.AddRows(base, index, s, wrap=wrap)",
+    pattern=(
+        f"{_DOWN_PRODUCT}\n{_AT.format('base')}\ny = fusionreg.AddRows(base, at, s)",
+        *(f"{_DOWN_PRODUCT}\n{scatter}" for scatter in _SCATTERED),
+    ),
     inputs={
         "base": "T[M N]",
         "x": "T[P K]",
@@ -132,7 +135,7 @@ GEMM_SCATTER_ADD = FusionSpec(
     dtypes=_DTYPES,
     axes={"M": "rows of the result", **_AXES},
     extents=_EXTENTS,
-    attributes={"trans": TRANSPOSED, "wrap": _WRAP},
+    attributes={"trans": TRANSPOSED},
     autocast="lower",
     constraints=_MATRICES,
     cases=(

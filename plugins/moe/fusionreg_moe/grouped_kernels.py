@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec
 
+from .gemv_kernels import WRAPPED
+
 _PENDING = "no evidence of a GPU yet"
 #: Rows and channels of a block, and how its warps divide them.
 _SHAPE = {
@@ -21,7 +23,7 @@ _GRID = f"max(1, min(multiprocessors, {_TILES}))"
 
 def _flags(combine: bool) -> dict[str, str]:
     weighted = "1 if present(weights) else 0" if combine else "0"
-    return {"COMBINE": str(int(combine)), "GATHER": str(int(not combine)), "WEIGHTED": weighted}
+    return {"COMBINE": str(int(combine)), "GATHER": str(int(not combine)), "WEIGHTED": weighted, **WRAPPED}
 
 
 def plain(combine: bool) -> KernelSpec:

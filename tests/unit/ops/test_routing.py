@@ -36,7 +36,7 @@ def test_rows_that_there_are_not_are_zeros(kind: str) -> None:
     none = np.zeros(3)
     np.testing.assert_array_equal(run("fusionreg::SelectRows", X, index), [X[3], none, X[0], none, none, none])
     wrapped = [X[3], X[3], X[0], none, X[0], none]
-    np.testing.assert_array_equal(run("fusionreg::SelectRows", X, index, wrap=1), wrapped)
+    np.testing.assert_array_equal(run("fusionreg::SelectRows", X, run("fusionreg::FromEnd", index, X)), wrapped)
     assert not run("fusionreg::SelectRows", X[:0], index).any()
 
 
@@ -46,7 +46,8 @@ def test_rows_are_added_as_often_as_they_are_named() -> None:
     wanted[2] += updates[0] + updates[2] + updates[4]
     np.testing.assert_allclose(run("fusionreg::AddRows", X, index, updates), wanted, rtol=1e-12)
     wanted[3] += updates[3]
-    np.testing.assert_allclose(run("fusionreg::AddRows", X, index, updates, wrap=1), wanted, rtol=1e-12)
+    at = run("fusionreg::FromEnd", index, X)
+    np.testing.assert_allclose(run("fusionreg::AddRows", X, at, updates), wanted, rtol=1e-12)
     updates[1] = np.nan  # of no row
     assert np.isfinite(run("fusionreg::AddRows", X, index, updates)).all()
 
@@ -70,4 +71,4 @@ def test_an_index_below_0_names_the_last_matrix_only_where_it_wraps() -> None:
     none = np.zeros(5)
     np.testing.assert_allclose(run("fusionreg::RoutedMatMul", X, w, ids), [none, X[1] @ w[2], none, none])
     wanted = [X[0] @ w[3], X[1] @ w[2], none, none]
-    np.testing.assert_allclose(run("fusionreg::RoutedMatMul", X, w, ids, wrap=1), wanted, rtol=1e-12)
+    np.testing.assert_allclose(run("fusionreg::RoutedMatMul", X, w, run("fusionreg::FromEnd", ids, w)), wanted)
