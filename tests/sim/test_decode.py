@@ -61,7 +61,7 @@ def test_blocks_share_tiles(fusion, axes, multiprocessors, attributes):
         ("p == first ? late : 0", "0", 333),
         ("unit == start ? 0 : 1", "0", 333),
         ("fr::cp_async_wait<STAGES - 1>();", "", 333),
-        ("        __syncwarp();\n        load(u", "        load(u", 900),
+        ("        __syncwarp();\n      }\n", "      }\n", 900),
         ("      __syncthreads();\n      unit += static", "      unit += static", 333),
         ("relative(theirs[w * APART + E], all.top)", "1.0f", 333),
         ("relative(part(p0 + lane)[E], all.top)", "1.0f", 333),

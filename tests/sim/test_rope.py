@@ -101,6 +101,8 @@ def test_what_may_not_share_memory(runtime):
     [
         ("attention.rope_kv_append", "fr::grid_sync();\n", "\n"),
         ("attention.rope_kv_append", "passed |= row_of(t / S, slots[t]) == row", "passed |= false"),
+        ("attention.rope_kv_append", "atomicMax(last + at, static_cast<int>(token))", "last[at] = 0"),
+        ("attention.rope_kv_append_paged", "last[entry_of(token)] == static_cast<int>(token)", "true"),
         ("attention.rope_kv_append", "slot < 0 || slot >= C ? -1 : slot", "slot"),
         ("attention.rope_kv_append", "position >= 0 && position < L", "position >= 0"),
         ("attention.rope_kv_append", "known ? fr::to_float(cosines[e])", "true ? fr::to_float(cosines[e])"),
@@ -112,12 +114,12 @@ def test_what_may_not_share_memory(runtime):
 )
 def test_faults_are_noticed(fusion, text, other):
     entry, executor = CATALOG[fusion], SimExecutor(Cache(), target="sm_80")
-    names = ("scattered", "beyond", "no_page", "base", "tails", "saturated")
+    names = ("scattered", "beyond", "no_page", "base", "tails", "saturated", "more_tokens_than_threads")
     for trial in derive(entry, entry.kernel("rows"), "sm_80", "quick"):
         if trial.dtypes["T"] != "float32" and trial.name.partition("-")[2] in names:
             found = prepare(entry, entry.kernel("rows"), trial, executor)
             assert isinstance(found, Job) and text in found.source.text
             broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
-            if execute(broken, executor, CATALOG.ops, stress="sync" in text).status.failed:
+            if execute(broken, executor, CATALOG.ops, stress="sync" in text or other == "true").status.failed:
                 return
     raise AssertionError("every case passed")
