@@ -130,6 +130,7 @@ def wgmma(words: str) -> KernelSpec:
             "TH": _TH, "TW": _TW, "TN": _TN, "TAPS": _TAPS,
             "TALL": "1 if EDGE == 8 else 0",
             "FLAT": "1 if EDGE == 64 else 0",
+            "ACROSS": f"1 if {_ACROSS} else 0" if pool else "0",
             "SLOTS": slots,
             "SLOT": slot,
             "ROOM": room,
