@@ -19,16 +19,17 @@ PLAIN = KernelSpec(
     estimate="5e-6 + ceildiv(M, 4 * multiprocessors) * (2e-6 + top_k * I * D * 3 * bits(T) / 8 / 5e9)",
 )
 
+#: Rows of tokens that a tile has at most.
+_TOKENS = "128"
 #: Rows of tokens of all experts, and blocks of them, at most; tiles of the products with the most.
 _ROWS = "M * top_k"
-_TILES = f"(min(E, {_ROWS}) + {_ROWS} // TOKENS) * max(ceildiv(I, 128), ceildiv(D, 256))"
+_TILES = f"(min(E, {_ROWS}) + {_ROWS} // {_TOKENS}) * max(ceildiv(I, 128), ceildiv(D, 256))"
 _GRID = f"max(1, min(multiprocessors, {_TILES}))"
 #: Numbers of each row, rows of experts by block, second products, and what is between the products, by whole tiles.
 _WORKSPACE = (
     f"4 * align({_ROWS} * 4, 128) + align({_GRID} * E * 4, 128) + align({_ROWS} * D * 2, 128)"
-    f" + (min(E, {_ROWS}) + {_ROWS} // TOKENS) * TOKENS * align(I, 64) * 2"
+    f" + (min(E, {_ROWS}) + {_ROWS} // {_TOKENS}) * {_TOKENS} * align(I, 64) * 2"
 )
-_STAGE, _OUT = "(32768 + TOKENS * 128 + 16)", "4096"
 
 WGMMA = KernelSpec(
     name="wgmma",
@@ -42,8 +43,7 @@ WGMMA = KernelSpec(
         "aligned(x, 16) and aligned(y, 16)",
         f"E <= 512 and {_ROWS} <= 2147483647 // 2",
     ),
-    params={"TOKENS": (128, 64, 32)},
-    constants={"THREADS": "384", "FAST": "1", "STAGES": f"min(6, (227000 - {_OUT} - 4352) // {_STAGE})"},
+    constants={"TOKENS": _TOKENS, "THREADS": "384", "FAST": "1", "STAGES": "4"},
     tensor_maps=tuple(
         TensorMap(name=f"{name}_map", operand=name, box=("64", "64", "1"), swizzle="128", l2_promotion=256)
         for name in ("gate_up", "down")
@@ -52,7 +52,7 @@ WGMMA = KernelSpec(
     block="THREADS",
     cooperative=True,
     min_blocks=1,
-    shared_memory=f"STAGES * {_STAGE} + {_OUT}",
+    shared_memory="STAGES * ((256 + TOKENS) * 128 + 16) + 8 * 16 * 16 * 2",
     workspace=_WORKSPACE,
     pending="not yet proven on a GPU",
     estimate=f"1.5e-5 + max(min(E, {_ROWS}) * I * D * 6 / 4.2e12, {_ROWS} * I * D * 6 / 6.5e14)",
