@@ -20,7 +20,7 @@ from fusionreg.core.runtime import Runtime
 CATALOG = shipped("conv")
 PAD = {"pad_top": 1, "pad_left": 1, "pad_bottom": 1, "pad_right": 1}
 HALVED = PAD | {"pool_stride_h": 2, "pool_stride_w": 2}
-OWN = {"SHARE": 1, "MB": 2, "BK": 64, "EDGE": 8, "HALO": 1}
+OWN = {"SHARE": 1, "MB": 2, "BK": 64, "EDGE": 8, "ONCE": 0, "HALO": 1}
 BOTH = OWN | {"SHARE": 2}
 PIXELS = {"EDGE": 64, "HALO": 0}
 

@@ -8,6 +8,7 @@ from .kernels import EPILOGUES, tensors, vectors
 
 #: Bytes of shared memory of a block, without a few for barriers.
 _MEMORY = 232448 - 1024
+_MOST_STAGES = 12
 #: A tile's pixels, rows of the image, columns and images; channels of x come 64 at a time.
 _BM, _TH = "(64 * MB * SHARE)", "(1 if EDGE == 64 else EDGE)"
 _TW = f"({_BM} if EDGE == 64 else EDGE)"
@@ -68,7 +69,7 @@ def wgmma(words: str) -> KernelSpec:
     slots = _SLOTS_POOLED if pool else _SLOTS.format("4 if present(residual) else 3 - SHARE" if add else "3 - SHARE")
     slot = f"(2048 if {_ACROSS} else 1024)" if pool else "2048"
     room = f"({_MEMORY} - 48 * BK - 8 * {slots} * {slot})"
-    stages = f"min(8, ({room} - {_KEPT}) // {_STAGE})"
+    stages = f"min({_MOST_STAGES}, ({room} - {_KEPT}) // {_STAGE})"
     pixels = f"ceildiv(Q, {_TW}) * ceildiv(P, {_TH}) * ceildiv(N, {_TN})"
     pixels = f"(ceildiv(N * P * Q, {_BM}) if EDGE == 64 else {pixels})"
     sides = "ceildiv(K, BK)"
@@ -114,12 +115,14 @@ def wgmma(words: str) -> KernelSpec:
             "MB": (2, 1),  # products of 64 rows that one has
             "BK": (64, 128, 256),
             "EDGE": (8, 4, 2) if pool else (8, 4, 2, 64),  # of a tile in the image; 64: pixels follow each other
+            "ONCE": (1, 0),  # whether L2 is told that x is read once
             "HALO": (1, 0),  # whether boxes have the rows of the image that all rows of the kernel need
         },
         valid=(
             "MB * BK <= 256 and BK <= 2 * max(K, 64) and (EDGE != 2 or BK == 64)",
             "EDGE != 64" if pool else f"(EDGE == 64) == ({' and '.join(flat)})",
             "EDGE in (8, 64) or Q % (2 * EDGE) != 0 and Q <= 16 * EDGE",
+            "ONCE == 0 or R * S == 1 and K <= BK",
             f"HALO == (1 if stride_h == 1 and dilation_h == 1 and R in (2, 3){wide} else 0)",
             f"({room} - {_KEPT}) // {_STAGE} >= 2",
             f"MB == 2 or BK >= 128 or SHARE == 1 and ({_DEPTHS} * R * S * BK > 1024 or N < 2)",
@@ -134,7 +137,7 @@ def wgmma(words: str) -> KernelSpec:
             "SLOTS": slots,
             "SLOT": slot,
             "ROOM": room,
-            "MOST_STAGES": "8",
+            "MOST_STAGES": str(_MOST_STAGES),
             **EPILOGUES[words],
         },
         specialize=("R", "S"),
