@@ -20,7 +20,7 @@ from fusionreg.core.runtime import Runtime
 from fusionreg.core.simulator import Checks
 
 CATALOG = shipped("moe")
-SELECT, SCATTER = "moe.index_select_gemm", "moe.gemm_scatter_add"
+GROUPED, SELECT, SCATTER = "moe.grouped_gemm", "moe.index_select_gemm", "moe.gemm_scatter_add"
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 EPS = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-16}
 
@@ -109,6 +109,9 @@ def test_groups_of_every_size(kernel, dtype, trans, wrap, params, sim_cache):
     y = run.call(SELECT, x_rows, index, w, ends, trans=trans, indices=indices)
     close(y, selected(x_rows, index, w, ends, trans, wrap), dtype)
     assert not y[-12:].astype(np.float32).any() and run.kernels_used == {f"{SELECT}/{kernel}": 1}
+    run = runtime(GROUPED, kernel, sim_cache, checked=False, **params)
+    close(run.call(GROUPED, x, w, ends, trans=trans), products(x, w, ends, trans), dtype)
+    assert run.kernels_used == {f"{GROUPED}/{kernel}": 1}
     base = base[:, :1].repeat(n, axis=1)
     run = runtime(SCATTER, kernel, sim_cache, **params)
     for factor in (weights, None):

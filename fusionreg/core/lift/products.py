@@ -43,6 +43,14 @@ TRANSPOSES: tuple[Rule, ...] = (
         _swaps_last("b", "transB"),
         shared=True,
     ),
+    Rule(
+        "transpose_experts",
+        "y = fusionreg.GroupedMatMul(x, Transpose(w, perm=perm), ends, trans=trans)",
+        "y = fusionreg.GroupedMatMul(x, w, ends, trans=trans)",
+        (),
+        _swaps_last("w", "trans"),
+        shared=True,
+    ),
 )
 
 

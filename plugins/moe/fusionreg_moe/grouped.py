@@ -1,4 +1,4 @@
-"""``moe.index_select_gemm`` and ``moe.gemm_scatter_add``: products of rows in groups, one for each expert.
+"""Products of rows in groups, one for each expert: ``moe.grouped_gemm``, ``index_select_gemm``, ``gemm_scatter_add``.
 
 Rows of a group lie one after the other, and ``ends`` tells behind which row each group ends; rows behind the last one
 belong to none, and their products are zeros. ``index`` is a row of x that is multiplied, which is read where it lies,
@@ -111,7 +111,7 @@ INDEX_SELECT_GEMM = FusionSpec(
         _workload("qwen3-16", 16, _UP, 1536, 2048, 128, 8),
         _workload("qwen3-4096", 4096, _UP, 1536, 2048, 128, 8),
     ),
-    kernels=(tensor_core(combine=False), plain(combine=False)),
+    kernels=(tensor_core(gather=True), plain(gather=True)),
     tags=("S18", "inference", "moe"),
 )
 
@@ -162,4 +162,28 @@ GEMM_SCATTER_ADD = FusionSpec(
     kernels=(tensor_core(combine=True), plain(combine=True)),
     tags=("S18", "inference", "moe"),
 )
-FUSIONS = (INDEX_SELECT_GEMM, GEMM_SCATTER_ADD)
+GROUPED_GEMM = FusionSpec(
+    api=1,
+    name="moe.grouped_gemm",
+    summary="rows in groups, each times its group's matrix; zeros for rows of no group",
+    pattern="y = fusionreg.GroupedMatMul(x, w, ends, trans=trans)",
+    inputs={"x": "T[P K]", "w": "T[E K N] | T[E N K]", "ends": "J[E]"},
+    outputs={"y": "T[P N]"},
+    dtypes={"T": _DTYPES["T"], "J": _DTYPES["J"]},
+    axes=_AXES,
+    extents={axis: n for axis, n in _EXTENTS.items() if axis != "M"},
+    attributes={"trans": TRANSPOSED},
+    autocast="lower",
+    constraints=_MATRICES[:2],
+    cases=(
+        Case(
+            name="rising",
+            axes={"N": 72, "K": 136, "P": 150, "E": 40},
+            values={"ends": "rising"},
+            summary="groups of 0 to 7 rows",
+        ),
+    ),
+    kernels=(tensor_core(), plain()),
+    tags=("S18", "inference", "moe"),
+)
+FUSIONS = (GROUPED_GEMM, INDEX_SELECT_GEMM, GEMM_SCATTER_ADD)

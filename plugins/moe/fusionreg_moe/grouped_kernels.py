@@ -21,20 +21,21 @@ _TILES = "(ceildiv(P, BM) + min(P, E)) * ceildiv(N, 128)"
 _GRID = f"max(1, min(multiprocessors, {_TILES}))"
 
 
-def _flags(combine: bool) -> dict[str, str]:
+def _flags(gather: bool, combine: bool) -> dict[str, str]:
     weighted = "1 if present(weights) else 0" if combine else "0"
-    return {"COMBINE": str(int(combine)), "GATHER": str(int(not combine)), "WEIGHTED": weighted, **WRAPPED}
+    wrapped = WRAPPED if gather or combine else {"WRAP": "0"}
+    return {"COMBINE": str(int(combine)), "GATHER": str(int(gather)), "WEIGHTED": weighted, **wrapped}
 
 
-def plain(combine: bool) -> KernelSpec:
+def plain(*, gather: bool = False, combine: bool = False) -> KernelSpec:
     rows = "M" if combine else "P"
     return KernelSpec(
         name="plain",
         template="grouped_plain.cu.j2",
         summary="a block for 32 channels of a row: any shape, alignment and strides",
-        requires=("M <= 2147483647 and E <= 2147483647",),
+        requires=(f"{'M' if gather or combine else 'P'} <= 2147483647 and E <= 2147483647",),
         strides=("base", "x", "w") if combine else ("x", "w"),
-        constants={"THREADS": "256", **_flags(combine)},
+        constants={"THREADS": "256", **_flags(gather, combine)},
         grid=f"{rows} * ceildiv(N, 32)",
         block="THREADS",
         pending=_PENDING,
@@ -42,25 +43,25 @@ def plain(combine: bool) -> KernelSpec:
     )
 
 
-def tensor_core(combine: bool) -> KernelSpec:
+def tensor_core(*, gather: bool = False, combine: bool = False) -> KernelSpec:
     """Seconds on an H200: a launch, with two barriers of the grid where products are combined; the matrices of as many
     experts as rows can have, at the rate of memory; the rows, in whole tiles, at that of the tensor cores."""
+    summary = "; rows are copied from where they lie" if gather else ""
+    if combine:
+        summary = "; weighed products in fp32 are added up in their order"
     combining = " + 6e-6 + P * N * 8 / 3e12" if combine else ""
     return KernelSpec(
         name="tensor_core",
         template="grouped.cu.j2",
-        summary="mma.sync over tiles of a group's rows, one after the other; "
-        + (
-            "weighed products in fp32 are added up in their order" if combine else "rows are copied from where they lie"
-        ),
+        summary=f"mma.sync over tiles of a group's rows, one after the other{summary}",
         requires=(
             'T in ("float16", "bfloat16")',
             "K % 8 == 0 and N % 8 == 0",
             "aligned(x, 16) and aligned(w, 16) and aligned(y, 16)" + (" and aligned(base, 16)" if combine else ""),
-            "M <= 2147483647 and P <= 2147483647 - 128 and E <= 4096",
+            "P <= 2147483647 - 128 and E <= 4096" + (" and M <= 2147483647" if gather or combine else ""),
         ),
         params={"BM": (64, 128, 16)},
-        constants={**_SHAPE, **_flags(combine)},
+        constants={**_SHAPE, **_flags(gather, combine)},
         grid=_GRID,
         block="256",
         cooperative=combine,

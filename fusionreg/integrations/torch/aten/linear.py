@@ -140,6 +140,16 @@ def _grouped(e: Emitter, x: V, labels: str, batch: list[str], first: list[str], 
     return e.reshape(y, target, tuple(shape))
 
 
+def grouped_mm(
+    e: Emitter, self: V, mat2: V, offs: V | None = None, bias: V | None = None, out_dtype: Any = None, **_: Any
+) -> V:
+    """Rows in groups that end at ``offs``, each times its group's matrix. Rows behind the last one are torch's own
+    affair; here they are zeros."""
+    if offs is None or bias is not None or self.rank != 2 or mat2.rank != 3 or e.out.dtype != self.dtype:
+        raise e.refuse("_grouped_mm of other operands", "rows, a matrix for each group and offs, in one dtype")
+    return e.op("fusionreg::GroupedMatMul", self, mat2, offs, shape=e.out.shape)
+
+
 TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         "aten.matmul.default": matmul,
@@ -155,6 +165,7 @@ TABLE: FrozenDict[str, Any] = FrozenDict(
         "aten.outer.default": outer,
         "aten.linear.default": linear,
         "aten._scaled_mm.default": scaled_mm,
+        "aten._grouped_mm.default": grouped_mm,
         "aten.addmm.default": add_product(("mat1", "mat2")),
         "aten.baddbmm.default": add_product(("batch1", "batch2")),
         "aten.addmv.default": add_product(("mat", "vec")),

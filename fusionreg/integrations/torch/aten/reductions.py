@@ -183,6 +183,22 @@ def argsort(e: Emitter, self: V, dim: int = -1, descending: bool = False, **_: A
     return sort(e, self, dim, descending)[1]
 
 
+def histc(e: Emitter, self: V, bins: int = 100, min: Any = 0, max: Any = 0, **_: Any) -> V:
+    """How many numbers there are in each of ``bins`` parts of [min, max], the last one with its end."""
+    low, high = float(min), float(max)
+    if low >= high:
+        raise e.refuse("histc over the range of its own values", "min below max")
+    x = e.cast(self if self.rank == 1 else e.reshape(self, [-1]), "float32")
+    parts = e.number(bins / (high - low), "float32")
+    place = e.op("Floor", e.op("Mul", e.op("Sub", x, e.number(low, "float32")), parts))
+    last = e.op("Equal", x, e.number(high, "float32"))
+    place = e.op("Where", last, e.number(bins - 1, "float32"), place)
+    inside = e.op("LessOrEqual", x, e.number(high, "float32"))
+    hits = e.op("Equal", e.unsqueeze(place, 1), e.const(list(range(bins)), "float32"))
+    counted = e.cast(e.op("And", hits, e.unsqueeze(inside, 1)), "int64")
+    return e.cast(e.op("ReduceSum", counted, e.ints([0]), keepdims=0), e.out.dtype)
+
+
 def logsumexp(e: Emitter, self: V, dim: Any, keepdim: bool = False, **_: Any) -> V:
     return reduced(e, "ReduceLogSumExp", e.cast(self, e.out.dtype), dim, keepdim)
 
@@ -215,6 +231,7 @@ TABLE: FrozenDict[str, Any] = FrozenDict(
         **_overloads("topk.default", topk),
         **_overloads("sort.default sort.stable", sort),
         **_overloads("argsort.default argsort.stable", argsort),
+        **_overloads("histc.default", histc),
         **_overloads("logsumexp.default", logsumexp),
     }
 )
