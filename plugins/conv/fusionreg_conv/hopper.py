@@ -83,7 +83,8 @@ def wgmma(words: str) -> KernelSpec:
     ]
     wide = " and (SHARE == 1 or BK == 64 or not present(residual))" if add else ""  # what there is memory for
     x_pixel = _pixel("x", "W", "C")
-    size = f"(MB * {_DEPTHS} * R * S * BK)"  # 64 x 64 products of a consumer
+    # seconds of a consumer for its part of a tile: products, and the epilogue
+    products, rest = f"MB * {_DEPTHS} * R * S * BK * 1.9e-9", "MB * BK * 4e-9"
     return KernelSpec(
         name="wgmma",
         fusion=f"conv.{words}",
@@ -125,7 +126,8 @@ def wgmma(words: str) -> KernelSpec:
             "ONCE == 0 or R * S == 1 and K <= BK",
             f"HALO == (1 if stride_h == 1 and dilation_h == 1 and R in (2, 3){wide} else 0)",
             f"({room} - {_KEPT}) // {_STAGE} >= 2",
-            f"MB == 2 or BK >= 128 or SHARE == 1 and ({_DEPTHS} * R * S * BK > 1024 or N < 2)",
+            "MB == 2 or BK >= 128 or SHARE == 2 and N * P * Q <= 4096"
+            f" or SHARE == 1 and ({_DEPTHS} * R * S * BK > 1024 or N < 2)",
             *((f"EDGE == 8 or {_ACROSS} or MB == 2 and EDGE == 2 * SHARE",) if pool else ()),
         ),
         constants={
@@ -172,8 +174,10 @@ def wgmma(words: str) -> KernelSpec:
         min_blocks=1,
         programmatic=True,
         shared_memory=f"{stages} * {_STAGE} + {_KEPT} + {_MEMORY} + 1024 - {room}",
-        estimate=f"5e-6 + max((N * C * min(H * W, P * Q * R * S) + N * {rows} * {columns} * K) * 2 / 4e12,"
-        f" ceildiv({pixels}, (3 - SHARE) * {teams}) * {size} * 3.3e-9)",
+        # launch, and the longest of: device memory, what L2 gives, rounds of products and of what follows them
+        estimate=f"6e-6 + max((N * C * min(H * W, P * Q * R * S) + N * {rows} * {columns} * K) * 2 / 3.9e12,"
+        f" {pixels} * {sides} * {_DEPTHS} * (R * S // {_TAPS}) * {_STAGE} / 5.5e12, ceildiv({pixels}, (3 - SHARE) *"
+        f" {teams}) * ({products} + ({products} + {rest} if SHARE == 2 else max({products}, {rest}))))",
         pending="no GPU has run it",
     )  # fmt: skip
 
