@@ -53,21 +53,15 @@ def test_the_log_sum_exp_is_that_of_scores(kernel):
     [
         ("tensor_core", "fr::grid_sync();", ""),
         ("tensor_core", "fr::cp_async_wait<1>();", ""),
-        ("tensor_core", "unit.fit(sdpa::flat(slopes), sdpa::flat(sum_d));", ""),
         ("tensor_core", "by = value / larger", "by = 1.0f"),
         ("tensor_core", "(s - of.mean)", "s"),
-        ("tensor_core", "p = seen ? weight : 0.0f", "p = weight"),
         ("tensor_core", "head * group + n", "head * group"),
         ("tensor_core", "bend = 4.0f * r * (1.0f - r);", ""),
         ("wgmma", "fr::grid_sync();", ""),
         ("wgmma", "fr::mbarrier_wait(full + ring.stage, ring.parity);", ""),
         ("wgmma", "fr::mbarrier_wait(empty + ring.stage, ring.parity ^ 1);", ""),
         ("wgmma", "fr::mbarrier_wait(own_empty, own_parity ^ 1);", ""),
-        ("wgmma", "fr::wgmma_wait<1>();", ""),
         ("wgmma", "hide(weights);", ""),
-        ("wgmma", "unit.fit(slopes, sum_d);", ""),
-        ("wgmma", "tile.head * several + h", "tile.head * several"),
-        ("plain", "* bend;", ";"),
         ("plain", "if (j < range.first || j > range.last) return;", ""),
         ("plain", "h / group", "h % G"),
     ],
@@ -87,15 +81,17 @@ def test_faults_are_noticed(kernel, text, other):
     raise AssertionError("every case passed")
 
 
-def test_blocks_take_tile_after_tile():
+@pytest.mark.parametrize(("name", "target", "width"), [("tensor_core", "sm_80", 32), ("wgmma", "sm_90a", 64)])
+def test_blocks_take_tile_after_tile(name, target, width):
     """Two blocks for a dozen tiles: every gradient is written, the same bits whatever the number of blocks."""
     entry, found = CATALOG[FUSION], []
-    kernel = entry.kernel("tensor_core")
+    kernel = entry.kernel(name)
     for multiprocessors in (2, 132):
-        executor = SimExecutor(Cache(), target="sm_80", multiprocessors=multiprocessors)
-        rows = derive(entry, kernel, "sm_80", "quick")
+        executor = SimExecutor(Cache(), target=target, multiprocessors=multiprocessors)
+        rows = derive(entry, kernel, target, "quick")
         base = next(t for t in rows if t.dtypes["T"] == "bfloat16" and not t.layouts)
-        trial = base.with_("several", axes={"B": 1, "H": 4, "G": 2, "Q": 140, "K": 130, "D": 32, "E": 32}, values={})
+        axes = {"B": 1, "H": 4, "G": 2, "Q": 140, "K": 130, "D": width, "E": width}
+        trial = base.with_("several", axes=axes, values={})
         job = prepare(entry, kernel, trial, executor)
         assert isinstance(job, Job) and job.candidate.launch.grid[0] == min(multiprocessors, 2 * 2 + 4 * 2)
         result = execute(job, executor, CATALOG.ops)

@@ -87,15 +87,17 @@ _GRADIENT_CASES = (
         if case.name
         in ("causal_short", "aligned_right", "nothing_to_see", "capped", "one_key_head", "two_key_heads", "no_key")
     ),
-    Case(name="window_causal", axes={"Q": 136, "K": 136}, attributes={"left_window_size": 40, "is_causal": 1}),
+    Case(name="window_causal", axes={"H": 1, "Q": 136, "K": 136}, attributes={"left_window_size": 40, "is_causal": 1}),
     Case(name="tiles", axes={"Q": 72, "K": 200}, attributes={"right_window_size": 128},
          summary="several tiles of queries and of keys"),
-    *(Case(name=f"width_{d}", axes={"D": d, "E": d, "Q": 40, "K": 72}, attributes={"is_causal": 1}) for d in (96, 256)),
-    Case(name="width_128", axes={"D": 128, "E": 128, "Q": 72, "K": 136}, attributes={"is_causal": 1}),
-    Case(name="width_192_128", axes={"D": 192, "E": 128, "Q": 40, "K": 72}),
+    *(
+        Case(name=f"width_{d}", axes={"H": 1, "D": d, "E": e, "Q": q, "K": k}, attributes={"is_causal": 1})
+        for d, e, q, k in ((96, 96, 24, 40), (256, 256, 24, 40), (128, 128, 72, 136))
+    ),
+    Case(name="width_192_128", axes={"H": 1, "D": 192, "E": 128, "Q": 24, "K": 40}),
     Case(name="width_odd", axes={"D": 35, "E": 21}),
     Case(name="cancelled", values={"dy": "ones", "v": "ones", "y": "ones"}, summary="scores have no gradient"),
-    Case(name="huge", axes={"Q": 136, "K": 136}, values={"dy": "large", "v": "large"},
+    Case(name="huge", axes={"H": 1, "Q": 136, "K": 136}, values={"dy": "large", "v": "large"},
          summary="gradients of scores pass what fp16 holds"),
 )  # fmt: skip
 
