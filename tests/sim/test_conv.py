@@ -81,10 +81,11 @@ def given(c, k, r, s, shape, kind=torch.float16, order=torch.channels_last, seed
     return maps, [gamma, beta, mean, var.abs() + 0.5]
 
 
-def reference(x, w, norm, stride, pad, pool=None):
+def reference(x, w, norm, stride, pad, pool=None, slope=0.0):
     y = F.conv2d(x.double(), w.double(), None, stride, pad)
     gamma, beta, mean, var = (v.double().reshape(1, -1, 1, 1) for v in norm)
-    y = torch.relu((y - mean) / torch.sqrt(var + 1e-5) * gamma + beta)
+    y = (y - mean) / torch.sqrt(var + 1e-5) * gamma + beta
+    y = F.leaky_relu(y, slope) if slope else torch.relu(y)
     return y if pool is None else F.max_pool2d(y, *pool)
 
 
@@ -102,10 +103,10 @@ def test_windows_across_tiles(sim_cache, kernel, c, window):
     pads = dict.fromkeys(("pad_top", "pad_left", "pad_bottom", "pad_right"), 1)
     pads |= dict.fromkeys(("pool_top", "pool_left", "pool_bottom", "pool_right"), 1)
     got = call(
-        kernel, sim_cache, "conv.conv_bn_relu_pool", x, w, None, *norm, activation="Relu", pool="MaxPool",
+        kernel, sim_cache, "conv.conv_bn_relu_pool", x, w, None, *norm, activation="leaky", alpha=0.25, pool="MaxPool",
         **size, **pads,
     )  # fmt: skip
-    close(got, reference(x, w, norm, 1, 1, (window, 2, 1)))
+    close(got, reference(x, w, norm, 1, 1, (window, 2, 1), 0.25))
     assert bool(got.isnan().any())
     assert got.is_contiguous(memory_format=torch.channels_last)
 

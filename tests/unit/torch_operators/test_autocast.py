@@ -29,14 +29,14 @@ def test_products_are_lowered(operators):
 
 
 def test_convolutions_are_lowered_and_statistics_are_not(operators):
-    """As torch's: bfloat16 has no room for a variance of 70001."""
-    x, w = torch.randn(1, 4, 5, 5) * 300, torch.randn(8, 4, 3, 3)
-    statistics = [torch.ones(8), torch.zeros(8), torch.zeros(8), torch.full((8,), 70001.0)]
+    """As torch's: -257 is no number of bfloat16."""
+    x, w = torch.randn(1, 4, 5, 5), torch.randn(8, 4, 3, 3)
+    statistics = [torch.ones(8), torch.full((8,), -256.0), torch.full((8,), -257.0), torch.ones(8)]
     with low():
         y = operators["conv.conv_bn_relu"](x, w, None, *statistics)
         assert y.dtype == F.conv2d(x, w).dtype == BF16
     low_product = F.conv2d(x.to(BF16).double(), w.to(BF16).double())
-    close(y.double(), torch.relu(low_product / (70001.0 + 1e-5) ** 0.5), 2**-8)
+    close(y.double(), torch.relu((low_product + 257.0) / (1.0 + 1e-5) ** 0.5 - 256.0), 0.01)
 
 
 def test_normalisations_are_raised(operators):
