@@ -101,6 +101,8 @@ def test_what_it_is_not_asked_for(catalog):
     assert refusal() == refusal(is_causal=1) == ""
     for attributes in ({"softcap": 3.0}, {"left_window_size": 4}, {"right_window_size": 0}):
         assert "requires softcap == 0 and left_window_size == -1" in refusal(**attributes)
+    half = {n: a.astype(np.float16) for n, a in arrays.items()}
+    assert 'requires T == "bfloat16"' in choose(kernel, problem_of(entry, half, scaling="usual"), pending=True).reason
     odd = {**arrays, "k": np.zeros((B, G, K, D + 4), arrays["k"].dtype)[..., :D]}
     made = problem_of(entry, odd, scaling="usual")
     assert "stride(k, 2) % 8 == 0" in choose(kernel, made, pending=True).reason

@@ -33,6 +33,8 @@ def subject(fusion: str, *, diagonal: int = 0, **axes: int) -> Subject:
         ("softmax", {"Q": 32768, "K": 16384}, "block", 512, 32),
         ("softmax_backward", {"Q": 32768, "K": 4096}, "block", 128, 32),
         ("softmax_backward", {"Q": 32768, "K": 16384}, "cluster", 256, 32),
+        ("softmax_backward", {"Q": 16384, "K": 32768}, "cluster", 256, 32),  # a block of 1024 threads would spill
+        ("softmax", {"Q": 16384, "K": 32768}, "block", 1024, 32),
         ("softmax_backward", {"Q": 16384, "K": 65536}, "cluster", 256, 32),
         ("softmax_backward", {"Q": 8, "K": 32768}, "cluster", 256, 16),  # a few rows: over many multiprocessors
     ],

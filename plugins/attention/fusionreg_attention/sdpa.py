@@ -108,6 +108,10 @@ _SCORES = Tolerance(
     reason="a weight has the absolute error of its score as its relative one, and scores round by their size",
 )
 
+_SMALL = Tolerance(
+    dtype="bfloat16", ulp=0.0, absolute=2.0**-126, reason="cuDNN's results are 0 where bfloat16 has subnormal numbers"
+)
+
 _GRADIENTS = tuple(
     Tolerance(
         dtype=dtype,
@@ -175,7 +179,7 @@ def _forward(
         layouts={"y": "q"},
         extents={"B": 2, "H": 2, "G": 1, "Q": 24, "K": 40, "D": 64, "E": 64},
         autocast="lower",
-        tolerances=(_SCORES,),
+        tolerances=(_SCORES, _SMALL),
         kernels=kernels,
         **fields,
     )

@@ -37,7 +37,8 @@ def held(template: str, rows: str, threads: str, causal: bool, start: float) -> 
     at_once = f"(max(1, {_WARPS[template]} // ({threads} // 32)) * ({threads} // LANES) * multiprocessors)"
     part = f"SPREAD * ({_LATENCY} + (SPREAD > 1) * {_MEETING[template]}) / {at_once}"
     latency = f"{_LATENCY} + ({read} + {written}) / SPREAD / {_OWN_RATE}"
-    return _time(start, rows, latency, f"(({read} + {written}) / {_RATE})", part)
+    spilled = f"max(1, {threads} // 32 / {_WARPS[template]})"  # where not even one block has the registers
+    return _time(start, rows, latency, f"({spilled} * ({read} + {written}) / {_RATE})", part)
 
 
 def long(template: str, rows: str, causal: bool) -> str:
