@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from catalogs import shipped
 
+from fusionreg.core.conformance.coverage import problem_of
 from fusionreg.core.conformance.execute import Job, execute, prepare
 from fusionreg.core.conformance.simulated import SimExecutor
 from fusionreg.core.conformance.trial import Trial
 from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.problem import select
 from fusionreg.core.runtime import Runtime
 from fusionreg.core.simulator import Checks
 
@@ -133,3 +135,26 @@ def test_blocks_take_tile_after_tile(kernel, multiprocessors, axes, sim_cache):
     assert job.candidate.launch.cooperative and job.candidate.launch.blocks == multiprocessors
     found = execute(job, executor, CATALOG.ops)
     assert found.status.name == "PASSED", found.reason
+
+
+@pytest.mark.parametrize(
+    ("dtype", "axes", "kernel"),
+    [
+        ("bfloat16", {"M": 1, "D": 2048, "E": 128, "J": 1536, "I": 768}, "stream"),
+        ("float16", {"M": 64, "D": 2048, "E": 128, "J": 1536, "I": 768}, "wgmma"),
+        ("float16", {"M": 4096, "D": 4096, "E": 8, "J": 28672, "I": 14336}, "wgmma"),
+        ("bfloat16", {"M": 64, "D": 2044, "E": 128, "J": 1536, "I": 768}, "plain"),
+        ("float32", {"M": 64, "D": 2048, "E": 128, "J": 1536, "I": 768}, "plain"),
+    ],
+)
+def test_which_kernel_is_chosen(dtype, axes, kernel):
+    entry = CATALOG[FUSION]
+    attributes = {n: a.default for n, a in entry.spec.attributes.items()}
+    trial = Trial(
+        "chosen", FrozenDict(T=dtype, L="float32"), FrozenDict(axes), attributes=FrozenDict(attributes),
+        choices=FrozenDict(activation="Swish"), absent=("bias",),
+    )  # fmt: skip
+    problem = problem_of(entry, trial, "sm_90a")
+    first = select(entry, problem, pending=True).accepted[0]
+    assert first.kernel.name == kernel
+    assert first.launch.blocks <= 132 or kernel == "plain"
