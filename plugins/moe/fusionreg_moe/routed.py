@@ -8,6 +8,7 @@ from __future__ import annotations
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec
 
 from .routed_kernels import KERNELS
+from .routed_spellings import SPELLINGS
 from .routed_workloads import WORKLOADS
 
 _PATTERN = """
@@ -76,7 +77,7 @@ ROUTED_FFN = FusionSpec(
     api=1,
     name="moe.routed_ffn",
     summary="feed-forward layer of routed experts: top-k routing, gated first products, second ones, weighted sum",
-    pattern=_PATTERN.strip(),
+    pattern=(_PATTERN.strip(), *SPELLINGS),
     inputs={
         "x": "T[M D]",
         "logits": "L[M E]",

@@ -8,10 +8,13 @@ from exported import agree, fused
 from torch import nn
 
 import fusionreg
+from fusionreg.core.evaluate.evaluator import evaluate
+from fusionreg.core.pattern.instantiate import instantiate
 
 GEMV, GROUPED, SELECT, SCATTER = (
     f"moe.{words}" for words in ("expert_gemv", "grouped_gemm", "index_select_gemm", "gemm_scatter_add")
 )
+FFN = "moe.routed_ffn"
 E, K, D, I = 4, 2, 32, 48
 
 
@@ -157,3 +160,79 @@ def test_products_that_are_read_elsewhere(registry):
     module = Exposed().bfloat16()
     given = (torch.randn(6, D).bfloat16(), torch.tensor([1, 4, 6, 12], dtype=torch.int32), torch.randint(0, 6, (12,)))
     assert found(registry, module, *given) == [GROUPED, SELECT]
+
+
+class Layer(Batched):
+    """A layer whole, as Mixtral and Qwen have it; ``parts`` may be replaced."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        self.router = nn.Parameter(torch.randn(E, D))
+        self.parts = {
+            "scores": lambda s: s.float().softmax(-1),
+            "choose": lambda s: s.topk(K),
+            "renormalise": lambda w: w / w.sum(-1, keepdim=True),
+            "cast": lambda w, x: w.to(x.dtype),
+        } | parts
+
+    def forward(self, x):
+        part = self.parts
+        weights, ids = part["choose"](part["scores"](nn.functional.linear(x, self.router)))
+        return super().forward(x, ids, part["cast"](part["renormalise"](weights), x)).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("parts", "renormalise"),
+    [
+        ({}, 1),
+        ({"renormalise": lambda w: w}, 0),
+        ({"cast": lambda w, x: w}, 1),
+        ({"act": "gelu"}, 1),
+    ],
+)
+def test_layers_whole(registry, dtype, parts, renormalise):
+    module = Layer(**parts).to(dtype).eval()
+    if "act" in parts:
+
+        def act(h):
+            gate, up = h.chunk(2, dim=-1)
+            return nn.functional.gelu(gate) * up
+
+        module.act = act
+    with torch.no_grad():
+        (match,) = [m for m in registry.match(module, torch.randn(6, D, dtype=dtype)).matches if m.fusion == FFN]
+    assert (match.attributes["top_k"], match.attributes["renormalise"]) == (K, renormalise)
+    assert match.choices["activation"] == ("Gelu" if "act" in parts else "Swish")
+
+
+def test_a_layer_computes_what_the_fusion_means(registry):
+    module, x = Layer().eval(), torch.randn(5, D)
+    with torch.no_grad():
+        operands = [t.numpy() for t in (x, x @ module.router.T, module.gate_up, module.down)]
+        entry = registry.catalog[FFN]
+        sizes = {"x": (5, D), "logits": (5, E), "gate_up": (E, 2 * I, D), "down": (E, D, I)}
+        graph = instantiate(
+            entry.patterns[0], entry.spec, dtypes={"T": "float32", "L": "float32"}, shapes=sizes, absent=("bias",),
+            ops=registry.catalog.ops, choices={"activation": "Swish"}, attributes={"top_k": K, "renormalise": 1},
+        )  # fmt: skip
+        y = evaluate(graph, dict(zip(sizes, operands, strict=True)), ops=registry.catalog.ops)
+        torch.testing.assert_close(torch.from_numpy(next(iter(y.values()))), module(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"choose": lambda s: s.topk(K, largest=False)},
+        {"scores": lambda s: s.float().softmax(0)},
+        {"scores": lambda s: s.float().sigmoid()},
+        {"renormalise": lambda w: w / w.sum(0, keepdim=True)},
+        {"renormalise": lambda w: w / w.sum(-1)},  # of as many tokens as experts are chosen: another sum
+        {"renormalise": lambda w: w / (w.sum(-1, keepdim=True) + 1e-6)},
+    ],
+    ids=["least", "over_tokens", "sigmoid", "over_rows", "without_axis", "epsilon"],
+)
+def test_layers_that_route_otherwise(registry, parts):
+    with torch.no_grad():
+        names = found(registry, Layer(**parts), torch.randn(K, D))
+    assert FFN not in names and GEMV in names
