@@ -109,6 +109,27 @@ def test_a_detector_is_fused_whole(fusions):
     }
 
 
+class Shared(nn.Module):
+    """pytorch#197539: one convolution, used twice, normalised on one path; and a result that two read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        c = self.conv(torch.relu(self.norm(self.conv(x))))
+        return c, torch.relu(self.norm(c) + x)
+
+
+def test_what_others_read_stays(fusions):
+    module, x = trained(Shared()), torch.randn(1, 4, 5, 6)
+    fused = fusions.fuse(module, x, policy="balanced")
+    with torch.no_grad():
+        for got, want in zip(fused(x), module(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert [site.nodes[0] for site in fused.sites if site.fusion.startswith("conv.")] == ["conv2d.Conv"]
+
+
 def test_compiled():
     """torch.compile takes the same sites in evaluation, and no normalisation in training."""
     module, x, reports = trained(Detector()), torch.randn(1, 3, 9, 12), []
