@@ -12,6 +12,19 @@ from typing import Any
 from .define import operator, specs_in
 from .inference import Attributes, Constants, Inputs, Type, broadcast, operand, same
 
+#: Elements of matrices gathered for all rows beyond which memory is worth more than a call for each matrix.
+GATHERED = 1 << 26
+
+
+def _one_by_one(xp: Any, x: Any, w: Any, ids: Any) -> Any:
+    """x[m] @ w[ids[m]], matrix by matrix."""
+    y = xp.full((x.shape[0], w.shape[2]), 0.0, x)
+    for e in range(w.shape[0]):
+        (rows,) = xp.ns.nonzero(ids == e)
+        if rows.shape[0]:
+            y[rows] = xp.matmul(xp.ns.take(x, rows, axis=0), w[e])
+    return y
+
 
 def _inside(xp: Any, ids: Any, count: int) -> tuple[Any, Any]:
     """Whether each index is one, and the index, 0 where it is not."""
@@ -37,9 +50,12 @@ def routed_matmul(xp: Any, x: Any, w: Any, ids: Any, *, trans: int) -> Any:
     shape = (*ids.shape, w.shape[1] if trans else w.shape[2])
     if not w.shape[0]:
         return xp.full(shape, 0.0, x)
-    chosen = xp.ns.take(w, xp.ns.reshape(safe, (-1,)), axis=0)
-    chosen = xp.ns.matrix_transpose(chosen) if trans else chosen
-    y = xp.ns.reshape(xp.matmul(xp.ns.reshape(x, (prod(x.shape[:-1]), 1, x.shape[-1])), chosen), shape)
+    w = xp.ns.matrix_transpose(w) if trans else w
+    rows, flat = xp.ns.reshape(x, (prod(x.shape[:-1]), 1, x.shape[-1])), xp.ns.reshape(safe, (-1,))
+    if prod(shape) * x.shape[-1] > GATHERED:
+        y = xp.ns.reshape(_one_by_one(xp, rows[:, 0], w, flat), shape)
+    else:
+        y = xp.ns.reshape(xp.matmul(rows, xp.ns.take(w, flat, axis=0)), shape)
     return xp.ns.where(inside[..., None], y, xp.ns.zeros_like(y))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from fusionreg.core.errors import GraphError
 from fusionreg.core.ir import Value
-from fusionreg.core.ops import backend_of, complete, default_vocabulary, infer, numpy_backend
+from fusionreg.core.ops import backend_of, complete, default_vocabulary, infer, numpy_backend, routing
 
 OPS = default_vocabulary()
 ROUTE = OPS["fusionreg::Route"]
@@ -83,12 +83,16 @@ def test_more_choices_than_experts_are_refused() -> None:
     assert types == [("float32", ("M", 3)), ("int64", ("M", 3))]
 
 
-def test_rows_times_several_matrices_each() -> None:
+@pytest.mark.parametrize("gathered", [1 << 26, 0])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_rows_times_several_matrices_each(gathered: int, library: str, monkeypatch) -> None:
+    monkeypatch.setattr(routing, "GATHERED", gathered)
     rng = np.random.default_rng(2)
     x, w = rng.standard_normal((5, 7)), rng.standard_normal((4, 6, 7))
     ids = rng.integers(-1, 5, (5, 3))
     spec = OPS["fusionreg::RoutedMatMul"]
-    got = spec.meaning(numpy_backend(), x[:, None], w, ids, **complete(spec, {"trans": 1}))
+    given = [x[:, None], w, ids] if library == "numpy" else [torch.from_numpy(v) for v in (x[:, None], w, ids)]
+    got = np.asarray(spec.meaning(backend_of(*given), *given, **complete(spec, {"trans": 1})))
     for m in range(5):
         for k in range(3):
             e = ids[m, k]
