@@ -54,7 +54,8 @@ def test_torch(registry, kind):
     q, k, v = torch.randn(2, 9, 256), torch.randn(2, 9, groups * 64), torch.randn(2, 9, groups * 64)
     given = (q, k, v, torch.rand(2, 1, 9, 9))
     found = registry.match(module, *given).matches
-    assert [m.fusion for m in found] == ["attention.sdpa_masked" if kind in ("bool", "added") else "attention.sdpa"]
+    names = ["attention.sdpa_masked"] if kind in ("bool", "added") else ["attention.sdpa", "attention.sdpa_training"]
+    assert [m.fusion for m in found] == names
     assert found[0].attributes["is_causal"] == (kind in ("causal", "grouped"))
     assert found[0].choices["scaling"] == ("given" if kind == "scaled" else "usual")
     assert found[0].axes["G"] == groups
