@@ -276,10 +276,11 @@ class Search:
                 yield from self._forward()
                 self._undo(mark)
                 return
-        for s in self.program.steps:
-            if self.state[s.index] is None and (found := self._known_operand(s)):
-                step, value = s, found
-                break
+        waiting = [s for s in self.program.steps if self.state[s.index] is None]
+        for constant in (False, True):  # what is computed has fewer readers
+            for s in waiting:
+                if step is None and (found := self._known_operand(s, constant)):
+                    step, value = s, found
         if step is None:
             if None not in self.state:
                 yield self._bindings()
@@ -310,8 +311,8 @@ class Search:
             for r in readers
         )
 
-    def _known_operand(self, step: StepProgram) -> str | None:
-        known = [v for o in step.operands if (v := self._value(o)) and not self.view.graph.is_constant(v)]
+    def _known_operand(self, step: StepProgram, constant: bool) -> str | None:
+        known = [v for o in step.operands if (v := self._value(o)) and self.view.graph.is_constant(v) == constant]
         return min(known, key=lambda v: len(self.view.consumers.get(v, ())), default=None)
 
     def _value(self, operand: Operand) -> str | None:

@@ -13,12 +13,12 @@ from fusionreg.core.registry.library_calls import LibraryCall
 from fusionreg.core.spec import FusionSpec, KernelSpec, OpSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import cudnn_attention, cudnn_kernels, decode, log_softmax, qkv, rope, rope_ops, sdpa, softmax
+from . import cudnn_attention, cudnn_kernels, decode, log_softmax, qkv, rope, rope_alone, rope_ops, sdpa, softmax
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*softmax.FUSIONS, *log_softmax.FUSIONS, *sdpa.FUSIONS, *rope.FUSIONS, *qkv.FUSIONS)
+    return (*softmax.FUSIONS, *log_softmax.FUSIONS, *sdpa.FUSIONS, *rope.FUSIONS, *rope_alone.FUSIONS, *qkv.FUSIONS)
 
 
 @hookimpl

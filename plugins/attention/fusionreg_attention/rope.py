@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Workload
 
-_ATTRIBUTES = {
+ATTRIBUTES = {
     "interleaved": AttributeSpec(
         type="int", default=0, choices=(0, 1), static=True, summary="1: pairs lie side by side (GPT-J), 0: D / 2 apart"
     ),
@@ -143,7 +143,7 @@ def _fusion(paged: bool, quantised: bool) -> FusionSpec:
             "B": 2, "H": 4, "G": 2, "S": 3, "D": 64, "R": 32, "L": 24,
             **({"N": 5, "W": 4, "M": 3} if paged else {"C": 12}),
         },
-        attributes=_ATTRIBUTES,
+        attributes=ATTRIBUTES,
         autocast="lower",
         constraints=("2 * R == D if rotary_embedding_dim == 0 else 2 * R == rotary_embedding_dim and 2 * R <= D",),
         cases=_cases(paged, quantised),
