@@ -1,0 +1,82 @@
+"""Products with the matrices of experts on a GPU: at sizes of layers, the same bits each time, matrices on the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from catalogs import shipped
+
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.runtime import Runtime
+
+pytestmark = pytest.mark.gpu
+
+CATALOG = shipped("moe")
+GEMV, SCATTER = "moe.expert_gemv", "moe.gemm_scatter_add"
+
+
+@pytest.fixture
+def torch():
+    found = pytest.importorskip("torch")
+    found.manual_seed(5)
+    return found
+
+
+def runtime(fusion: str, *kernels: str) -> Runtime:
+    """A runtime whose fusion has these kernels alone, pending or not."""
+    entry = CATALOG[fusion]
+    chosen = tuple(
+        replace(k, spec=k.spec.model_copy(update={"pending": ""})) for k in entry.kernels if k.name in kernels
+    )
+    entry = replace(entry, kernels=chosen, members=())
+    return Runtime(replace(CATALOG, fusions=FrozenDict({fusion: entry})), device="cuda")
+
+
+@pytest.mark.parametrize("kernel", ["stream_cluster", "stream", "decode", "offloaded", "plain"])
+@pytest.mark.parametrize(("rows", "experts"), [(64, 8), (6, 128), (200, 3)])
+def test_rows_of_experts(torch, kernel, rows, experts):
+    """At the size of a layer, again and again: a copy that is not waited for would differ."""
+    x, w = torch.randn(rows, 4096, device="cuda"), torch.randn(experts, 136, 4096, device="cuda")
+    ids = torch.randint(-1, experts + 1, (rows,), device="cuda")
+    run = runtime(GEMV, kernel)
+    y = run.call(GEMV, x, w, ids)
+    inside = (ids >= 0) & (ids < experts)
+    exact = torch.bmm(w[torch.where(inside, ids, 0)].double(), x.double()[:, :, None])[:, :, 0]
+    torch.testing.assert_close(y.double(), torch.where(inside[:, None], exact, 0.0), rtol=1e-4, atol=1e-3)
+    for _ in range(20):
+        assert torch.equal(run.call(GEMV, x, w, ids), y)
+
+
+def test_cold_experts_are_read_in_host_memory(torch):
+    """Some matrices on the GPU, the others where they are: each call leaves out the rows of the other."""
+    x = torch.randn(9, 2048, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(16, 1536, 2048, dtype=torch.bfloat16)
+    hot, cold = w[:4].cuda(), w[4:].pin_memory()
+    ids = torch.tensor([3, 15, 4, 0, 9, -1, 4, 2, 7], device="cuda")
+    run = runtime(GEMV, "stream", "offloaded")
+    torch.cuda.synchronize()
+    before = torch.cuda.max_memory_allocated()
+    y = run.call(GEMV, x, hot, ids) + run.call(GEMV, x, cold, ids - 4)
+    assert torch.cuda.max_memory_allocated() - before < w[0].nbytes
+    assert run.kernels_used[f"{GEMV}/offloaded"] == 1
+    assert torch.equal(y, run.call(GEMV, x, w.cuda(), ids))
+
+
+def test_products_are_added_in_one_order(torch):
+    rows, tokens, n, k, experts = 4096, 512, 768, 256, 16
+    base = torch.randn(tokens, n, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16)
+    ends = torch.randint(0, rows, (experts,), device="cuda", dtype=torch.int32).sort().values
+    weights = torch.rand(rows, 1, device="cuda").bfloat16()
+    run = runtime(SCATTER, "tensor_core")
+    for index in (torch.randint(-1, tokens, (rows,), device="cuda"), torch.full((rows,), 3, device="cuda")):
+        y = run.call(SCATTER, base, x, w, ends, weights, index)
+        ids = torch.searchsorted(ends, torch.arange(rows, device="cuda", dtype=torch.int32), right=True)
+        product = torch.bmm(w[ids.clamp(max=experts - 1)].double(), x.double()[:, :, None])[:, :, 0] * weights
+        product = torch.where((ids < experts)[:, None] & (index >= 0)[:, None], product, 0.0)
+        exact = base.double().index_add(0, index.clamp(min=0), product)
+        torch.testing.assert_close(y.double(), exact, rtol=2**-7, atol=0.05)
+        for _ in range(10):
+            assert torch.equal(run.call(SCATTER, base, x, w, ends, weights, index), y)
