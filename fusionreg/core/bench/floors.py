@@ -73,7 +73,7 @@ class Traffic:
     """What a problem needs at least.
 
     Attributes:
-        read, written: bytes, each input read once and each output written once.
+        read, written: bytes, each input read once, or what is chosen of it, and each output written once.
         flops: operations of the pattern's graph; a multiply-add counts twice, an element-wise operation once.
     """
 
@@ -87,8 +87,12 @@ class Traffic:
         outputs = set(problem.output_names)
         sizes = {name: t.bytes for name, t in problem.tensors.items() if t is not None}
         model = CostModel(ops)
+        chosen: dict[str, int] = {}  # of inputs of the graph, what its nodes read of them together
+        for node in graph.nodes:
+            for name in {*node.inputs} & {*graph.inputs}:
+                chosen[name] = chosen.get(name, 0) + model.read(graph, node, name)
         return cls(
-            sum(size for name, size in sizes.items() if name not in outputs),
+            sum(min(size, chosen.get(name, size)) for name, size in sizes.items() if name not in outputs),
             sum(size for name, size in sizes.items() if name in outputs),
             sum(model.flops(graph, node) for node in graph.nodes if node.op not in model.free),
         )

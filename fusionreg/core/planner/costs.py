@@ -92,6 +92,9 @@ class Gain:
 #: Operators that read no more of their first input than they give: a table counts by the rows that are looked up.
 SELECTING = frozenset({"CenterCropPad", "Compress", "Gather", "GatherElements", "GatherND", "Slice", "Split"})
 
+#: Products of rows with one of many matrices each: of those, the ones that some row has are read.
+ROUTED = frozenset({"fusionreg::RoutedMatMul"})
+
 #: Products of queries and keys, without scores in memory: where q stands among the inputs, k and v behind it.
 ATTENTION: Mapping[str, int] = {"Attention": 0, "fusionreg::AttentionGrad": 1}
 
@@ -151,7 +154,21 @@ class CostModel:
         size = self.size(graph.values[name])
         if node.op in SELECTING and name == node.inputs[0]:
             return min(size, self._bytes(graph, {*node.outputs}))
+        if node.op in ROUTED and name == node.inputs[1]:
+            return self._chosen(graph, node, size)
         return size
+
+    def _chosen(self, graph: Graph, node: Node, size: int) -> int:
+        """Bytes of the matrices that are chosen at all: a row's choices are different ones, those of rows are random;
+        of rows with one choice each, as many as there can be."""
+        w, ids = (graph.values[i] for i in node.inputs[1:3])
+        matrices, choices = self._extent(w, -3), self.elements(ids)
+        each = self._extent(ids, -1) if len(ids.shape or ()) > 1 else 1
+        if not matrices or not each:
+            return 0
+        if each == 1:
+            return size * min(choices, matrices) // matrices
+        return round(size * (1.0 - (1.0 - min(each, matrices) / matrices) ** (choices // each)))
 
     def unfused(self, graph: Graph, nodes: Iterable[str]) -> Cost:
         """The nodes as the executor runs them."""
@@ -176,7 +193,7 @@ class CostModel:
         out = self.elements(graph.values[node.outputs[0]]) if node.outputs and node.outputs[0] else 0
         if node.op in ATTENTION and len(node.inputs) > 2:
             return self._attention(graph, node)
-        if node.op in PRODUCTS and len(node.inputs) > 1:
+        if node.op in PRODUCTS | ROUTED and len(node.inputs) > 1:
             return 2 * out * self._depth(graph, node)
         if node.op in SELECTING:
             return out
@@ -214,7 +231,7 @@ class CostModel:
         """Seconds of a node's arithmetic, were its data there."""
         if node.op in self.free:
             return 0.0
-        if node.op in PRODUCTS or node.op in ATTENTION:
+        if node.op in PRODUCTS | ROUTED or node.op in ATTENTION:
             kind = graph.values[node.inputs[0]].dtype
             return flops / self.device.flops.get(kind, self.device.vector_flops)
         return flops / self.device.vector_flops

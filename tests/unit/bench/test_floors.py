@@ -47,6 +47,20 @@ def test_leading_axes_and_forms_count() -> None:
     assert found.traffic.written == 2 * 15 * 4 * 8
 
 
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 8), (16, 128 * (1 - (1 - 8 / 128) ** 16)), (16384, 128)])
+def test_experts_that_no_token_has_are_not_read(tokens: int, experts: float) -> None:
+    axes = {"M": tokens, "D": 2048, "E": 128, "J": 1536, "I": 768}
+    workload = Workload(
+        name="w", axes=axes, dtypes={"T": "bfloat16", "L": "bfloat16"}, absent=("bias",),
+        attributes={"top_k": 8, "activation": "Swish"},
+    )  # fmt: skip
+    found = Subject.of(shipped()["moe.routed_ffn"], workload, "sm_90a", OPS)
+    assert found.traffic.read == pytest.approx(2 * (experts * 3 * 768 * 2048 + tokens * (2048 + 128)), rel=1e-6)
+    products = 2 * tokens * 8 * 3 * 768 * 2048
+    assert products < found.traffic.flops < 1.01 * products
+    assert seconds(found)[1] == ("matmul" if tokens > 1000 else "memory")
+
+
 def test_an_elementwise_fusion(tmp_path) -> None:
     entry = plugin_kit.entry(tmp_path)
     workload = Workload(name="w", axes={"M": 8, "N": 32}, dtypes={"T": "float32"})
