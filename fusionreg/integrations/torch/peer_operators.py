@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from fusionreg.core.frozen import FrozenDict
 
+from .peer_attention import WRITERS as ATTENTION
 from .peer_experts import WRITERS as EXPERTS
 from .peer_experts import grouped, is_grouped
 from .peer_normalizations import WRITERS as NORMALIZATIONS
@@ -216,31 +217,6 @@ def _max_pool(s: Site) -> Any:
                     ceil_mode=bool(s.attributes["ceil_mode"]))  # fmt: skip
 
 
-def _attention(s: Site) -> Any:
-    plain = {"softcap": 0.0, "left_window_size": -1, "right_window_size": -1}
-    if s.outputs > 1 or s.rank() != 4 or any(s.given(i) for i in (4, 5, 6)):
-        raise unwritten(s.node, "a cache, packed heads or further outputs")
-    if any(s.attributes[k] != v for k, v in plain.items()):
-        raise unwritten(s.node, "a softcap or a window")
-    mask, causal = (s.args[3] if s.given(3) else None), bool(s.attributes["is_causal"])
-    if mask is not None and causal:  # torch takes one of them
-        later = torch.triu(s.args[0].new_ones((s.extents(0)[2], s.extents(1)[2]), dtype=torch.bool), 1)
-        mask = mask & ~later if s.dtype(3) == torch.bool else mask.masked_fill(later, -torch.inf)
-        causal = False
-    if causal and s.extents(0)[2] != s.extents(1)[2]:
-        raise unwritten(s.node, "is_causal with queries and keys of different lengths")
-    grouped = s.extents(0)[1] != s.extents(1)[1]
-    return F.scaled_dot_product_attention(
-        s.args[0],
-        s.args[1],
-        s.args[2],
-        attn_mask=mask,
-        is_causal=causal,
-        scale=s.attributes["scale"],
-        enable_gqa=grouped,
-    )
-
-
 def _hard_sigmoid(s: Site) -> Any:
     return torch.clamp(s.attributes["alpha"] * s.args[0] + s.attributes["beta"], 0.0, 1.0)
 
@@ -300,9 +276,10 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         **{name: _plain(f) for name, f in {**_UNARY, **_BINARY}.items()},
         **NORMALIZATIONS,
         **EXPERTS,
+        **ATTENTION,
         "Max": _extremum(torch.maximum, torch.clamp_min), "Min": _extremum(torch.minimum, torch.clamp_max),
         "Sum": _folded(lambda a, b: a + b),
-        "MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "MaxPool": _max_pool, "Attention": _attention,
+        "MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "MaxPool": _max_pool,
         "Gelu": _plain(F.gelu, approximate="approximate"), "Swish": _swish,
         "fusionreg::QuickGelu": _swish, "LeakyRelu": _plain(F.leaky_relu, negative_slope="alpha"),
         "Elu": _plain(F.elu, alpha="alpha"), "Celu": _plain(F.celu, alpha="alpha"),
