@@ -27,6 +27,9 @@ def _plain(masked: bool, statistics: bool) -> KernelSpec:
     )
 
 
+#: Where queries are few, a multiprocessor reads all keys of a tile of queries at that rate, one tile after the other.
+_FEW = " + (ceildiv(B * H * ceildiv(Q, {}), multiprocessors) * K * (D + E) * 2 / {} if Q <= 16 else 0)"
+
 #: Which of a parameter's values a problem has.
 _CAPPED = "(CAPPED == 1) == (softcap > 0)"
 
@@ -79,6 +82,7 @@ def _wgmma(masked: bool, statistics: bool) -> KernelSpec:
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / "
         + ("3e14" if masked else "(6.8e14 if D == 128 else 4.5e14)")
         + ("" if masked else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)")
+        + _FEW.format(128, 3.2e10)
         + (_STORED if statistics else ""),
     )
 
@@ -110,7 +114,7 @@ def _tensor_core(masked: bool, statistics: bool) -> KernelSpec:
         shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
         pending=_UNSEEN if masked or statistics else "",
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked else '2.1e14'}"
-        " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)" + (_STORED if statistics else ""),
+        " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)" + _FEW.format(64, 1.4e10) + (_STORED if statistics else ""),
     )
 
 

@@ -17,7 +17,20 @@ def _causal(batch: int, heads: int, groups: int, length: int, width: int) -> Wor
     )
 
 
+def _decoding(batch: int, length: int) -> Workload:
+    return Workload(
+        name=f"decode-{batch}x32.8x{length}x128",
+        row="S12 more",
+        axes={"B": batch, "H": 32, "G": 8, "Q": 1, "K": length, "D": 128, "E": 128},
+        dtypes={"T": "bfloat16"},
+        attributes={"scaling": "usual"},
+        summary="a layer of a decoder that adds a token to each sequence",
+    )
+
+
 WORKLOADS = (
+    _decoding(16, 8192),
+    _decoding(1, 32768),
     _causal(1, 64, 8, 8192, 128),
     _causal(1, 64, 8, 4096, 128),
     _causal(4, 32, 32, 4096, 64),
