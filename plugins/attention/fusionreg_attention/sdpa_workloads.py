@@ -39,6 +39,6 @@ WORKLOADS = (
 GRADIENT_WORKLOADS = (
     _causal(1, 64, 8, 8192, 128),
     _causal(1, 32, 32, 4096, 128),
-    _causal(1, 32, 32, 16384, 128),
+    _causal(1, 16, 16, 16384, 128),
     _causal(4, 32, 32, 4096, 64),
 )
