@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from exported import agree, fused
+from onnx import helper
+from onnx_models import model
 from torch import nn
 
 import fusionreg
@@ -236,3 +239,59 @@ def test_layers_that_route_otherwise(registry, parts):
     with torch.no_grad():
         names = found(registry, Layer(**parts), torch.randn(K, D))
     assert FFN not in names and GEMV in names
+
+
+def chain(*steps):
+    """Nodes of ONNX from (operator, inputs, outputs, attributes)."""
+    return [helper.make_node(op, i.split(), o.split(), **a) for op, i, o, a in steps]
+
+
+def test_rows_as_onnx_has_them(registry):
+    nodes = chain(
+        ("Gather", "w ids", "m", {}),
+        ("Unsqueeze", "x two", "c", {}),
+        ("MatMul", "m c", "h", {}),
+        ("Squeeze", "h two", "y", {}),
+    )
+    inputs = {"x": (6, D), "w": (E, I, D), "ids": ((6,), "int64")}
+    (match,) = registry.match(model(nodes, inputs, ["y"], {"two": np.array([2])})).matches
+    assert match.fusion == GEMV and match.attributes["trans"] == 1
+
+
+@pytest.mark.parametrize("largest", [1, 0])
+def test_a_layer_as_onnx_has_it(registry, largest):
+    nodes = chain(
+        ("Softmax", "logits", "s", {}),
+        ("TopK", "s k", "v ids", {"largest": largest}),
+        ("ReduceSum", "v last", "n", {}),
+        ("Div", "v n", "weights", {}),
+        ("Reshape", "ids flat", "at", {}),
+        ("Unsqueeze", "x one", "u", {}),
+        ("Expand", "u times", "t", {}),
+        ("Reshape", "t rows", "r", {}),
+        ("Gather", "gate_up at", "m", {}),
+        ("Unsqueeze", "r two", "c", {}),
+        ("MatMul", "m c", "hc", {}),
+        ("Squeeze", "hc two", "h", {}),
+        ("Split", "h halves", "gate up", {"axis": -1}),
+        ("Sigmoid", "gate", "g", {}),
+        ("Mul", "gate g", "a", {}),
+        ("Mul", "a up", "b", {}),
+        ("Gather", "down at", "m2", {}),
+        ("Unsqueeze", "b two", "c2", {}),
+        ("MatMul", "m2 c2", "dc", {}),
+        ("Squeeze", "dc two", "d", {}),
+        ("Reshape", "weights flat", "f", {}),
+        ("Unsqueeze", "f one", "fc", {}),
+        ("Mul", "d fc", "z", {}),
+        ("Reshape", "z tokens", "p", {}),
+        ("ReduceSum", "p one", "y", {"keepdims": 0}),
+    )
+    constants = {
+        "k": [K], "last": [-1], "flat": [-1], "one": [1], "two": [2], "times": [1, K, 1], "rows": [-1, D],
+        "halves": [I, I], "tokens": [-1, K, D],
+    }  # fmt: skip
+    inputs = {"x": (6, D), "logits": (6, E), "gate_up": (E, 2 * I, D), "down": (E, D, I)}
+    proto = model(nodes, inputs, ["y"], {n: np.array(v) for n, v in constants.items()})
+    names = sorted(m.fusion for m in registry.match(proto).matches)
+    assert names == ([GEMV, GEMV, FFN] if largest else [GEMV, GEMV])
