@@ -66,7 +66,8 @@ def integers(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> n
 
 def rising(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
     """Whole numbers that rise along the last axis by 0 to 7 each, from such a number on: where groups of rows end."""
-    return np.cumsum(rng.integers(0, 8, shape), axis=-1).astype(np.float64)
+    steps = np.asarray(rng.integers(0, 8, shape), np.float64)
+    return np.cumsum(steps, axis=-1) if shape else steps
 
 
 def bytes_(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
