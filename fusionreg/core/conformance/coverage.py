@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FusionregError
 from ..frozen import EMPTY, FrozenDict
-from ..problem import Candidate, Problem, Tensor, bind, choose
+from ..problem import Problem, Tensor, bind, fits
 from .trial import Trial
 
 if TYPE_CHECKING:
@@ -69,6 +69,16 @@ def problem_of(
         return None
 
 
+def _problem(entry: FusionEntry, trial: Trial, target: str, known: dict[Trial, Problem | None]) -> Problem | None:
+    """As :func:`problem_of`, bound once for all targets where no constraint of the fusion asks for their features."""
+    if any(c.features for c in entry.constraints):
+        return problem_of(entry, trial, target)
+    if trial not in known:
+        known[trial] = problem_of(entry, trial, target)
+    found = known[trial]
+    return found if found is None or found.target == target else found.with_target(target)
+
+
 def tensors_of(entry: FusionEntry, trial: Trial) -> dict[str, Tensor]:
     """The inputs as they lie in memory, contiguous where they are not channels last."""
     found = {}
@@ -100,6 +110,7 @@ def rows(
     target: str,
     limit: int | None,
     attributes: Mapping[str, Any] = EMPTY,
+    known: dict[Trial, Problem | None] | None = None,
 ) -> tuple[list[Trial], list[Trial], list[Trial]]:
     """Combinations on contiguous tensors of extents ``axes``, or on tensors that are channels last where the kernel
     accepts no others: (plain, further, refused).
@@ -108,7 +119,9 @@ def rows(
     saturates and hides an error. further: more of them, until every pair of levels is covered or ``limit`` is reached;
     kernels start at different places, so that a family covers what one kernel's few rows do not. refused: one per
     dtype combination that the fusion has and the kernel does not accept. ``attributes``: those that all rows have.
+    ``known``: problems of trials, of whatever target, to take from and to add to.
     """
+    known = {} if known is None else known
     declared = factors(entry)
     accepted: list[tuple[tuple[Any, ...], Trial]] = []
     refused: dict[tuple[Any, ...], Trial] = {}
@@ -117,33 +130,33 @@ def rows(
         row = row.with_("", attributes={n: v for n, v in attributes.items() if n in entry.spec.attributes})
         if _repeated(entry, row) or not _admitted(entry, row):
             continue
-        tried = [row, _channels_last(entry, row)] if kernel.spec.strides else [row]
-        problems = [problem_of(entry, r, target) for r in tried]
-        if problems[0] is None:
+        problem = _problem(entry, row, target, known)
+        if problem is None:
             continue
-        fitting = (
-            r
-            for r, p in zip(tried, problems, strict=True)
-            if p is not None and isinstance(choose(kernel, p, pending=True), Candidate)
-        )
-        if (found := next(fitting, None)) is not None:
+        found = row if fits(kernel, problem) else None
+        if found is None and kernel.spec.strides:
+            last = _channels_last(entry, row)
+            problem = _problem(entry, last, target, known) if last.layouts else None
+            found = last if problem is not None and fits(kernel, problem) else None
+        if found is not None:
             accepted.append((levels, found))
         else:
             refused.setdefault(tuple(row.dtypes.values()), row)
     accepted.sort(key=lambda p: tuple(p[1].dtypes.values()))  # stable
     turn = zlib.crc32(kernel.key.encode()) % max(len(accepted), 1)
     turned = accepted[turn:] + accepted[:turn]
-    uncovered = set().union(*(_pairs(levels) for levels, _ in accepted))
+    pairs = {levels: _pairs(levels) for levels, _ in accepted}
+    uncovered = set().union(*pairs.values())
     plain: list[Trial] = []
     for dtypes in dict.fromkeys(tuple(r.dtypes.values()) for _, r in accepted):
         mine = [p for p in turned if tuple(p[1].dtypes.values()) == dtypes]
-        levels, row = max(mine, key=lambda p: (_plainness(p[1]), len(_pairs(p[0]) & uncovered)))
+        levels, row = max(mine, key=lambda p: (_plainness(p[1]), len(pairs[p[0]] & uncovered)))
         plain.append(row)
-        uncovered -= _pairs(levels)
+        uncovered -= pairs[levels]
     further: list[Trial] = []
     while uncovered and (limit is None or len(further) < limit):
-        levels, row = max(turned, key=lambda p: len(_pairs(p[0]) & uncovered))
-        uncovered -= _pairs(levels)
+        levels, row = max(turned, key=lambda p: len(pairs[p[0]] & uncovered))
+        uncovered -= pairs[levels]
         further.append(row)
     return plain, further, [r for d, r in refused.items() if all(tuple(p.dtypes.values()) != d for p in plain)]
 

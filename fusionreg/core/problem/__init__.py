@@ -6,11 +6,11 @@
 
 from .binding import Outline, bind, outlines
 from .geometry import Launch, launch_geometry
-from .selection import Candidate, Preferences, Refusal, Selection, choose, combinations, select
+from .selection import Candidate, Preferences, Refusal, Selection, choose, combinations, fits, select
 from .tensor_maps import TensorMapLayout
 from .types import Problem, Tensor
 
 __all__ = [
     "Candidate", "Launch", "Outline", "Preferences", "Problem", "Refusal", "Selection", "Tensor",
-    "TensorMapLayout", "bind", "choose", "combinations", "launch_geometry", "outlines", "select",
+    "TensorMapLayout", "bind", "choose", "combinations", "fits", "launch_geometry", "outlines", "select",
 ]  # fmt: skip

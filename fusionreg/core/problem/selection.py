@@ -131,6 +131,11 @@ def choose(
     return found
 
 
+def fits(kernel: KernelEntry, problem: Problem) -> bool:
+    """Whether :func:`choose` finds anything, whatever the kernel is pending for."""
+    return not _objection(kernel, problem, pending=True) and next(combinations(kernel, problem), None) is not None
+
+
 def combinations(kernel: KernelEntry, problem: Problem) -> Iterator[Candidate]:
     """Every valid combination of the kernel's parameters on ``problem``, defaults first: what tuning tries."""
     return _candidates(kernel, problem, None, [])

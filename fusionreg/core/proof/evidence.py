@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ..conformance import cases, coverage
 from ..errors import FusionregError, ModelError
 from ..problem import combinations
-from ..render import render
+from ..render import KernelSource, render, variant
+from ..render.source import symbol
 from ..targets import SHIPPED, accepts, target
 from .report import Report, Status
 
@@ -79,17 +80,26 @@ def digest(entry: FusionEntry, kernel: KernelEntry) -> str:
         parts.append([m.model_dump(mode="json") for m in spec.tensor_maps])
     names = [t for t in SHIPPED if any(accepts(d, target(t)) for d in spec.targets)]
     base = cases.base_axes(entry)
-    rows = {name: coverage.rows(entry, kernel, base, name, None)[:2] for name in names}
+    known: dict[Any, Any] = {}
+    rows = {name: coverage.rows(entry, kernel, base, name, None, known=known)[:2] for name in names}
     if not any(plain for plain, _ in rows.values()):  # then it is tried on extents of a declared case
         rows = {name: cases.covered(entry, kernel, name)[1:3] for name in names}
+    units: dict[Any, tuple[KernelSource, str]] = {}  # by variant but for the target: nothing else of a unit tells it
     for name, (plain, further) in rows.items():
         for i, trial in enumerate((*plain, *further)):
             problem = coverage.problem_of(entry, trial, name)
             assert problem is not None, "coverage only makes rows that the fusion admits"
             variants = list(combinations(kernel, problem))  # all of them once per dtype, the defaults for other rows
             for chosen in variants if i < len(plain) else variants[:1]:
-                source = render(entry, kernel, problem, chosen.params)
-                parts += [stripped(source.text), source.options, [(a.kind, a.name, a.ctype) for a in source.arguments]]
+                own = variant(entry, kernel, problem, chosen.params)
+                alike = own[0], *own[2:]
+                if kernel.library is not None or alike not in units:
+                    made = render(entry, kernel, problem, chosen.params, located=False)
+                    units[alike] = made, stripped(made.text)
+                source, text = units[alike]
+                if source.entry:
+                    text = text.replace(source.entry, symbol(entry, kernel, own))
+                parts += [text, source.options, [(a.kind, a.name, a.ctype) for a in source.arguments]]
                 parts.append(asdict(chosen.launch))
                 parts += [asdict(m) for m in chosen.maps]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=list).encode()).hexdigest()

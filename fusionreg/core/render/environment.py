@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -62,6 +63,7 @@ class _Loader(jinja2.BaseLoader):
             (shared, "fusionreg/templates"),
         ]
         self.roots = [root.resolve(), root.resolve(), shared.resolve()]
+        self._within: dict[tuple[str, int, int], Path] = {}  # files found to lie in their folder, by path and inode
 
     def find(self, name: str) -> tuple[Path, str]:
         """The file of a template name, and the name that error messages show. :class:`RenderError` otherwise."""
@@ -73,12 +75,16 @@ class _Loader(jinja2.BaseLoader):
             raise fail("the path leaves its folder", "a path below the plugin's package")
         for (place, label), root in zip(self.places, self.roots, strict=True):
             for candidate in (name, f"{name}.j2"):
-                path = place / candidate
-                if not path.is_file():
+                text = f"{place}/{candidate}"
+                if not os.path.isfile(text):
                     continue
-                if not path.resolve().is_relative_to(root):
-                    raise fail("it is a link to a file elsewhere", f"a file inside {label}")
-                return path, f"{label}/{candidate}"
+                info = os.lstat(text)
+                key = text, info.st_dev, info.st_ino
+                if key not in self._within:
+                    if not Path(text).resolve().is_relative_to(root):
+                        raise fail("it is a link to a file elsewhere", f"a file inside {label}")
+                    self._within[key] = Path(text)
+                return self._within[key], f"{label}/{candidate}"
         close = UnknownNameError.among("template", name, self.list_templates())
         places = ", ".join(label for _, label in self.places)
         raise fail(f"no such file in {places}", close.expected if close.facts["close"] else "")

@@ -46,8 +46,7 @@ def resolve(text: str) -> str:
     continued = False
     pending: list[str] = []  # the text since the last line outside any comment
     for raw in text.split("\n"):
-        found = _mark_of(raw)
-        line = MARK.sub("", raw)
+        found, line = _split(raw)
         if found:
             origin = found
         if origin is not None and origin != at and not inside and not continued and line.strip():
@@ -60,18 +59,29 @@ def resolve(text: str) -> str:
         out.append(line)
         at = (at[0], at[1] + 1) if at else None
         continued = line.endswith("\\")
-        pending.append(line)
-        inside = _open("\n".join(pending))
-        if not inside:
-            pending.clear()
+        if pending or "/*" in line or 'R"' in line:
+            pending.append(line)
+            inside = _open("\n".join(pending))
+            if not inside:
+                pending.clear()
     return "\n".join(out)
 
 
-def _mark_of(line: str) -> tuple[str, int] | None:
-    """Where a marked line comes from: the innermost mark at its start (an include's own), else the first one in it."""
+def _split(line: str) -> tuple[tuple[str, int] | None, str]:
+    """Where a marked line comes from, and the line without marks.
+
+    The innermost mark at its start tells (an include's own), else the first one in it.
+    """
+    at = line.find("\x02")
+    if at < 0:
+        return None, line
+    if at == 0 and line.find("\x02", 1) < 0:  # as nearly every line is
+        place, _, rest = line[1:].partition("\x03")
+        file, _, number = place.rpartition(":")
+        return (file, int(number)), rest
     start = _LEADING.match(line)
     found = list(MARK.finditer(start[0]))[-1] if start else MARK.search(line)
-    return (found[1], int(found[2])) if found else None
+    return (found[1], int(found[2])) if found else None, MARK.sub("", line)
 
 
 def _open(text: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +87,12 @@ def variant(entry: FusionEntry, kernel: KernelEntry, problem: Problem, params: M
 
 
 def render(
-    entry: FusionEntry, kernel: KernelEntry, problem: Problem, params: Mapping[str, Any], target: str | None = None
-) -> KernelSource:
+    entry: FusionEntry, kernel: KernelEntry, problem: Problem, params: Mapping[str, Any], target: str | None = None,
+    *, located: bool = True,
+) -> KernelSource:  # fmt: skip
     """The unit of ``kernel`` on ``problem`` with ``params``, for ``target`` (default: the problem's).
+
+    ``located``: with the directives by which a compiler tells lines of templates; it takes them a third of the time.
 
     :class:`RenderError` (``facts``: template, line, variable) when the template is wrong;
     :class:`ExpressionError` when a constant or the geometry cannot be evaluated.
@@ -114,7 +117,7 @@ def render(
     elif spec.regions:
         found_slots = slots.slots(entry, kernel, problem)
         region |= {"slots": found_slots.code(), "slots_along": found_slots.code, "slot": found_slots.make}
-    name = _symbol(entry, kernel, variant(entry, kernel, problem, params))
+    name = symbol(entry, kernel, variant(entry, kernel, problem, params))
     jinja = jinja_environment(kernel.root, shared_library())
     text = _unit(
         jinja,
@@ -125,6 +128,7 @@ def render(
         name,
         prelude.signature(name, found, launch.threads, spec.min_blocks, whom),
         region,
+        lines.resolve if located else lines.strip,
     )
     if name not in text:
         raise RenderError(
@@ -158,7 +162,8 @@ def _library_source(entry: FusionEntry, kernel: KernelEntry, problem: Problem, w
     )
 
 
-def _symbol(entry: FusionEntry, kernel: KernelEntry, key: tuple[Any, ...]) -> str:
+def symbol(entry: FusionEntry, kernel: KernelEntry, key: tuple[Any, ...]) -> str:
+    """The C name of the kernel of a variant."""
     stable = json.dumps(key, default=str, sort_keys=False)
     words = entry.spec.name.replace(".", "_")
     return f"fr_{words}__{kernel.spec.name}_{hashlib.sha256(stable.encode()).hexdigest()[:8]}"
@@ -173,6 +178,7 @@ def _unit(
     name: str,
     signature: Code,
     region: Mapping[str, Any],
+    resolve: Callable[[str], str],
 ) -> str:
     whom, spec = kernel.key, kernel.spec
     included: set[str] = set()
@@ -203,7 +209,7 @@ def _unit(
     body = jinja.expand(spec.template, scope, hints, whom)
     label = f"prelude of {entry.spec.name}/{spec.name}"
     parts = [
-        "\n".join(head), lines.resolve(library).rstrip("\n"),
-        lines.directive(1, label), "\n".join(middle), lines.resolve(body).rstrip("\n"), "",
+        "\n".join(head), resolve(library).rstrip("\n"),
+        lines.directive(1, label), "\n".join(middle), resolve(body).rstrip("\n"), "",
     ]  # fmt: skip
     return "\n".join(p for p in parts if p) + ("\n" if not parts[-1] else "")

@@ -179,9 +179,10 @@ def test_without_a_compiler_nothing_counts_as_proven(cli, acme, monkeypatch):
     assert ran.code == 1 and "no C++ compiler (g++, clang++, c++)" in ran.err
 
 
-def test_without_headers_nothing_counts_as_proven(cli, acme, monkeypatch):
+def test_without_headers_nothing_counts_as_proven(cli, acme, monkeypatch, tmp_path):
     from fusionreg.core import headers
 
+    monkeypatch.setenv("FUSIONREG_CACHE_DIR", str(tmp_path / "cache"))  # as in a process that has compiled nothing yet
     monkeypatch.setattr(headers, "include_directories", tuple)
     ran = cli("run", FUSION, "--device", "sim")
     assert ran.code == 1 and "pip install" in ran.err and "Traceback" not in ran.err
