@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_weight_form_follows_transB(catalog):
 
 
 def extended(entry: FusionEntry, *cases: Case) -> FusionEntry:
-    return FusionEntry(**{**vars(entry), "cases": cases})
+    return replace(entry, cases=cases)
 
 
 def test_a_declared_case_runs_in_every_dtype_with_the_forms_it_needs(catalog):
