@@ -13,8 +13,8 @@ from fusionreg.core.bench import Check, Subject
 from fusionreg.core.dtypes import dtype as dtype_row
 from fusionreg.core.errors import LaunchError
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.ir import Graph
-from fusionreg.core.ops import Vocabulary
+from fusionreg.core.ir import Graph, GraphBuilder
+from fusionreg.core.ops import Vocabulary, default_vocabulary
 from fusionreg.core.planner.costs import CostModel
 from fusionreg.core.runtime import Runtime
 from fusionreg.core.spec import Tolerance
@@ -48,7 +48,7 @@ def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
         if subject.trial.layouts.get(name) == "channels_last" and array.ndim > 2:
             array = array.movedim(1, -1).contiguous().movedim(-1, 1)
         found[name] = array
-    return found | _softmaxes(subject.graph, found)
+    return found | _softmaxes(subject.graph, found) | _attentions(subject.graph, found)
 
 
 def _softmaxes(graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,6 +70,23 @@ _SOFTMAX_OF = {
     "fusionreg::SoftmaxGrad": torch.softmax, "fusionreg::CausalSoftmaxGrad": torch.softmax,
     "fusionreg::LogSoftmaxGrad": torch.log_softmax,
 }  # fmt: skip
+
+
+def _attentions(graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``arrays`` that a gradient of attention takes as its results, made from q, k and v."""
+    found: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node.op != "fusionreg::AttentionGrad" or not {*node.inputs} <= {*arrays, ""}:
+            continue
+        _, q, k, v, y, lse, *mask = node.inputs
+        values, forward = graph.values, GraphBuilder("forward")
+        for name in filter(None, (q, k, v, *mask)):
+            forward.input(name, values[name].dtype, values[name].shape)
+        between = (replace(values[n], name=forward.fresh(n)) for n in (k, v, q))
+        forward.node("Attention", (q, k, v, *mask), (values[y], *between, values[lse]), attrs=node.attrs)
+        made = forward.build((y, lse))
+        found |= evaluated(made, {n: arrays[n] for n in made.inputs}, default_vocabulary(), "step")
+    return found
 
 
 def _scales(subject: Subject) -> dict[str, float]:

@@ -106,6 +106,18 @@ def test_a_gradient_of_a_softmax_is_measured_on_probabilities(fusion) -> None:
     assert ((y == 0) == (later if causal else torch.zeros_like(later))).all()
 
 
+def test_a_gradient_of_attention_is_measured_on_what_attention_gives() -> None:
+    axes = {"B": 1, "H": 4, "G": 2, "Q": 5, "K": 7, "D": 8, "E": 8}
+    attributes = {"is_causal": 1, "scaling": "usual"}
+    workload = Workload(name="w", axes=axes, dtypes={"T": "bfloat16"}, attributes=attributes)
+    found = arrays_of(Subject.of(shipped()["attention.sdpa_backward"], workload, "sm_90a", OPS), "cpu", 0)
+    q, k, v = (found[n].double() for n in "qkv")
+    scores = (q @ k.repeat_interleave(2, 1).mT / 8**0.5).masked_fill(~torch.ones(5, 7).tril().bool(), -torch.inf)
+    torch.testing.assert_close(found["lse"], scores.logsumexp(-1).float())
+    want = (scores.softmax(-1) @ v.repeat_interleave(2, 1)).bfloat16()
+    torch.testing.assert_close(found["y"], want, rtol=8e-3, atol=1e-3)
+
+
 def test_entrants_of_a_product_agree_with_float64() -> None:
     place = place_of(gemm())
     entrants = {e.name: e for e in place.entrants()}
