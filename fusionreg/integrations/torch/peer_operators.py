@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from fusionreg.core.frozen import FrozenDict
 
 from .peer_attention import WRITERS as ATTENTION
+from .peer_caches import WRITERS as CACHES
 from .peer_experts import WRITERS as EXPERTS
 from .peer_experts import grouped, is_grouped
 from .peer_normalizations import WRITERS as NORMALIZATIONS
@@ -277,6 +278,7 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         **NORMALIZATIONS,
         **EXPERTS,
         **ATTENTION,
+        **CACHES,
         "Max": _extremum(torch.maximum, torch.clamp_min), "Min": _extremum(torch.minimum, torch.clamp_max),
         "Sum": _folded(lambda a, b: a + b),
         "MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "MaxPool": _max_pool,
