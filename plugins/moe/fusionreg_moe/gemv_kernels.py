@@ -20,7 +20,8 @@ _PLAIN = KernelSpec(
     grid="M * ceildiv(N, 32)",
     block="THREADS",
     pending="no evidence of a GPU yet",
-    estimate="4e-6 + M * ceildiv(N, 32) * (1e-6 + 32 * K * bits(T) / 8 / 1e10) / (8 * multiprocessors)",
+    estimate="5e-6 + ceildiv(M * ceildiv(N, 32), 8 * multiprocessors) * (2e-6 + 1.2e-8 * K)"
+    " + M * N * K * bits(T) / 8 / 1e12",
 )
 
 #: Channels of a block: a row of a tile is 128 bytes of channels, or as many chunks of k as warps read at once.
@@ -33,12 +34,13 @@ _PART = f"min(ROWS, 4 * {_LANES})"
 #: Tiles of w, and of x, or in place of these the warps' sums.
 _SHARED = f"STAGES * 64 * THREADS + max(STAGES * ROWS * {_CHUNKS} * 16, THREADS // 32 * PART * BN * 4)"
 _GROUPS = f"min(M, E) * ceildiv(N, {_CHANNELS}) * SPLIT"
-#: Seconds on an H200: a launch; for each wave of blocks the ids, a first tile, and adding up; the matrices, again for
-#: every ROWS rows of an expert, at the rate of memory or of the blocks there are; multiplying.
+#: Seconds on an H200: a launch; for each wave of blocks the ids, a first tile, and adding up, which clusters wait for
+#: each other with; the matrices, again for every ROWS rows of an expert, at the rate of memory or of the blocks there
+#: are; multiplying.
 _ESTIMATE = (
-    f"4e-6 + ceildiv({_GROUPS}, {{slots}} * multiprocessors) * (1.5e-6 + 3e-7 * log2(SPLIT))"
-    f" + min(M, E) * N * K * bits(T) / 8 * max(1, M / ({{rows}} * E)) / min({{rate}}, 2.5e10 * {_GROUPS})"
-    " + M * N * K / 1e13"
+    f"{{launch}} + ceildiv({_GROUPS}, {{slots}} * multiprocessors) * ({{wave}} + 1.3e-6 * log2(SPLIT))"
+    f" + min(M, E) * N * K * bits(T) / 8 * max(1, M / ({{rows}} * E)) / min(4.4e12, {{draw}} * {_GROUPS})"
+    " + M * N * K / 3e13"
 )
 
 
@@ -77,7 +79,13 @@ def _stream(
         shared_memory=_SHARED,
         min_blocks=blocks,
         pending="no evidence of a GPU yet",
-        estimate=_ESTIMATE.format(rows=rows, slots=blocks, rate="4.4e12" if not pinned else "3e12"),
+        estimate=_ESTIMATE.format(
+            launch="4.5e-6" if pinned else "4e-6",
+            slots=blocks,
+            wave="4e-6" if cluster else "3e-6" if rows > 4 else "1e-6",
+            rows=rows,
+            draw="6e10" if cluster else "2.4e10",
+        ),
     )  # fmt: skip
 
 

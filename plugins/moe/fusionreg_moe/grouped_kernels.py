@@ -39,7 +39,8 @@ def plain(*, gather: bool = False, combine: bool = False) -> KernelSpec:
         grid=f"{rows} * ceildiv(N, 32)",
         block="THREADS",
         pending=_PENDING,
-        estimate="4e-6 + P * ceildiv(N, 32) * (2e-6 + 32 * K * bits(T) / 8 / 1e10) / (8 * multiprocessors)",
+        estimate="5e-6 + ceildiv(P * ceildiv(N, 32), 8 * multiprocessors) * (3e-6 + 1.2e-8 * K)"
+        " + P * N * K * bits(T) / 8 / 1e12",
     )
 
 
