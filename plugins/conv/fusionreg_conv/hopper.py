@@ -83,8 +83,12 @@ def wgmma(words: str) -> KernelSpec:
     ]
     wide = " and (SHARE == 1 or BK == 64 or not present(residual))" if add else ""  # what there is memory for
     x_pixel = _pixel("x", "W", "C")
-    # seconds of a consumer for its part of a tile: products, and the epilogue
-    products, rest = f"MB * {_DEPTHS} * R * S * BK * 1.9e-9", "MB * BK * 4e-9"
+    # seconds of a consumer for its part of a tile: products, and the epilogue; of all, in rounds; of memory and L2
+    products, rest = f"MB * {_DEPTHS} * R * S * BK * 1.3e-9", "MB * BK * 3e-9"
+    turn = f"({products} + ({products} + {rest} if SHARE == 2 else max({products}, {rest})))"
+    rounds = f"ceildiv({pixels}, (3 - SHARE) * {teams}) * {turn}"
+    memory = f"(N * C * min(H * W, P * Q * R * S) + N * {rows} * {columns} * K) * 2 / 3.9e12"
+    cache = f"{pixels} * {sides} * {_DEPTHS} * (R * S // {_TAPS}) * {_STAGE} / 4.5e12"
     return KernelSpec(
         name="wgmma",
         fusion=f"conv.{words}",
@@ -174,10 +178,9 @@ def wgmma(words: str) -> KernelSpec:
         min_blocks=1,
         programmatic=True,
         shared_memory=f"{stages} * {_STAGE} + {_KEPT} + {_MEMORY} + 1024 - {room}",
-        # launch, and the longest of: device memory, what L2 gives, rounds of products and of what follows them
-        estimate=f"6e-6 + max((N * C * min(H * W, P * Q * R * S) + N * {rows} * {columns} * K) * 2 / 3.9e12,"
-        f" {pixels} * {sides} * {_DEPTHS} * (R * S // {_TAPS}) * {_STAGE} / 5.5e12, ceildiv({pixels}, (3 - SHARE) *"
-        f" {teams}) * ({products} + ({products} + {rest} if SHARE == 2 else max({products}, {rest}))))",
+        # launch; weights that stay; the longest of what memory, L2 and the multiprocessors do, and some of the others
+        estimate=f"4e-6 + {_KEPT} * 2e-11 + 0.9 * max({memory}, {cache}, {rounds})"
+        f" + 0.1 * ({memory} + {cache} + {rounds} + ONCE * {memory})",
         pending="no GPU has run it",
     )  # fmt: skip
 
