@@ -125,7 +125,6 @@ def _image(words: str) -> KernelSpec:
         requires=(
             'T in ("float16", "bfloat16")',
             "groups == 1 and C <= 4 and dilation_h == 1 and dilation_w == 1",
-            f"N * {height} * {width} < 2147483648",
             last,
             *(("not present(residual)",) if "residual" in tensors(words) else ()),
             *(("pool_stride_h == 2 and pool_stride_w == 2",) if pool else ()),
