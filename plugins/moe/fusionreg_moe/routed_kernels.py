@@ -55,7 +55,7 @@ WGMMA = KernelSpec(
     shared_memory="STAGES * ((256 + TOKENS) * 128 + 16) + 8 * 16 * 16 * 2",
     workspace=_WORKSPACE,
     pending="not yet proven on a GPU",
-    estimate=f"1.5e-5 + max(min(E, {_ROWS}) * I * D * 6 / 4.2e12, {_ROWS} * I * D * 6 / 6.5e14)",
+    estimate=f"2.5e-5 + max(min(E, {_ROWS}) * I * D * 6 / 4.3e12, {_ROWS} * I * D * 6 / 6e14)",
 )
 
 DECODE = KernelSpec(
@@ -78,35 +78,7 @@ DECODE = KernelSpec(
     shared_memory="131072",
     workspace=f"max(16, {_ROWS} * I * 2)",
     pending="not yet proven on a GPU",
-    estimate=f"8e-6 + min(E, {_ROWS}) * I * D * 6 / 4.1e12",
+    estimate=f"1.3e-5 + min(E, {_ROWS}) * I * D * 6 / 3.8e12",
 )
 
-STREAM = KernelSpec(
-    name="stream",
-    template="routed_stream.cu.j2",
-    summary="up to 8 tokens: weights stream past once, by TMA into a ring of each warp; one barrier of the grid",
-    targets=("sm_90+",),
-    rounding="per_op",
-    requires=(
-        'T in ("float16", "bfloat16")',
-        "M <= 8 and I >= 8",
-        "D % 8 == 0 and I % 8 == 0",
-        "aligned(x, 16)",
-        f"E <= 512 and top_k <= 32 and {_ROWS} * max(I, D) <= 2147483647",
-    ),
-    constants={"THREADS": "256", "FAST": "1", "STAGES": "5"},
-    tensor_maps=tuple(
-        TensorMap(name=f"{name}_map", operand=name, box=("64", "16", "1"), swizzle="128", l2_promotion=256)
-        for name in ("gate_up", "down")
-    ),
-    grid=f"max(1, min(multiprocessors, ceildiv(max(min(E, {_ROWS}) * I // 16, ceildiv(D, 16)), 2)))",
-    block="THREADS",
-    cooperative=True,
-    min_blocks=1,
-    shared_memory="8 * 5 * 4096 + 4 * 8 * 1024 + 8 * 5 * 8",
-    workspace=f"max(16, {_ROWS} * I * 2)",
-    pending="not yet proven on a GPU",
-    estimate=f"7e-6 + min(E, {_ROWS}) * I * D * 6 / 4.1e12",
-)
-
-KERNELS = (STREAM, DECODE, WGMMA, PLAIN)
+KERNELS = (DECODE, WGMMA, PLAIN)
