@@ -16,14 +16,20 @@ from pathlib import Path
 
 import transformer_encoder
 
-#: Of each family what it is about: tensor cores, rows kept in registers, a dropout mask that nobody stores, and twelve
-#: point-wise operators in one kernel.
-SHOWN = ("gemm.bias", "norm.layernorm", "norm.gelu_dropout_layernorm", "pointwise.region.twelve")
+#: Of each family what it is about: tensor cores, rows kept in registers, a dropout mask that nobody stores, twelve
+#: point-wise operators in one kernel, tokens of which each has an expert, scores that nobody stores, and a convolution
+#: with what stands behind it. Of the last two one kernel each, since theirs are many.
+SHOWN = (
+    "gemm.bias", "norm.layernorm", "norm.gelu_dropout_layernorm", "pointwise.region.twelve", "moe.expert_gemv",
+)  # fmt: skip
+SHOWN_KERNELS = {"attention.sdpa": "tensor_core", "conv.conv_bn_relu": "tensor_core"}
 
 
 def main() -> int:
     fusionreg = [sys.executable, "-m", "fusionreg"]
     fusions = subprocess.run([*fusionreg, "run", *SHOWN, "--device", "sim"]).returncode
+    for name, kernel in SHOWN_KERNELS.items():
+        fusions |= subprocess.run([*fusionreg, "run", name, "--kernel", kernel, "--device", "sim"]).returncode
     with tempfile.TemporaryDirectory() as folder:
         encoder = Path(folder) / "transformer_encoder.pt2"
         transformer_encoder.main(str(encoder))

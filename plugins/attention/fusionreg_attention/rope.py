@@ -84,7 +84,6 @@ def _kernel(paged: bool, quantised: bool) -> KernelSpec:
         block="THREADS",
         workspace=f"max(4, {places} * 4 if {'B * S' if paged else 'S'} > 128 else 0)",
         cooperative=True,
-        pending="no GPU has run all its cases as it now is",
         estimate=f"6e-6 + B * S * (2 * H + {3 if quantised else 4} * G) * D * bits(T) / 8 / 3.5e12",
     )
 

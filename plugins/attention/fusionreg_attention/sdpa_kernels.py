@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec, TensorMap
 
-#: Of kernels without evidence.
-_UNSEEN = "no GPU has run all its cases as it now is"
-
 
 def _switches(masked: bool, statistics: bool) -> dict[str, str]:
     """Which form of ``sdpa.MASK`` the mask takes, -1 where the fusion has none; whether it gives the log-sum-exp."""
@@ -22,7 +19,6 @@ def _plain(masked: bool, statistics: bool) -> KernelSpec:
         constants=_switches(masked, statistics),
         grid="ceildiv(B * H * Q, 4)",
         block="128",
-        pending=_UNSEEN,
         estimate="5e-6 + B * H * Q * K * (2 * D + E) / 2e12" + (_STORED if statistics else ""),
     )
 
@@ -78,7 +74,6 @@ def _wgmma(masked: bool, statistics: bool) -> KernelSpec:
         block="128 * (CONSUMERS + 1)",
         min_blocks=1,
         shared_memory="64 * CONSUMERS * (D + E) * 2 + 2 * BK * (D + E) * 2 + 80",
-        pending=_UNSEEN if masked or statistics else "",
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / "
         + ("3e14" if masked else "(6.8e14 if D == 128 else 4.5e14)")
         + ("" if masked else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)")
@@ -112,7 +107,6 @@ def _tensor_core(masked: bool, statistics: bool) -> KernelSpec:
         grid="B * H * ceildiv(Q, 16 * WARPS)",
         block="32 * WARPS",
         shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
-        pending=_UNSEEN if masked or statistics else "",
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked else '2.1e14'}"
         " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)" + _FEW.format(64, 1.4e10) + (_STORED if statistics else ""),
     )

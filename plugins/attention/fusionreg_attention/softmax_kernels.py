@@ -9,9 +9,6 @@ from fusionreg.core.spec import KernelSpec
 
 from . import softmax_estimates as estimates
 
-#: Of kernels without evidence.
-UNSEEN = "no GPU has run all its cases as it now is"
-
 #: Longest row of the kernel of that name: of one warp, of one block, of a cluster of eight.
 WARP, BLOCK, CLUSTER = 2048, 32768, 262144
 
@@ -62,7 +59,6 @@ def kernels(
         f"{rows} < {2**31} and K < {2**31}",
         *(f"{_HAS_KEYS.format(m)} == 0 or shape({m}, -1) == 1 or stride({m}, -1) == 1" for m in masks),
     )
-    pending = UNSEEN if stem != "softmax" or (template == "backward" and causal and mask and not dropout) else ""
 
     grid = {2: (), 3: ("1 if FLAT else H",), 4: ("1 if FLAT else H", "1 if FLAT else B")}[rank]
     matrices = {2: (), 3: ("FLAT or H <= 65535",), 4: ("FLAT or H <= 65535 and B <= 65535",)}[rank]
@@ -89,7 +85,6 @@ def kernels(
             grid=(f"ceildiv({rows} if FLAT else Q, {groups}) * SPREAD", *grid),
             block=threads,
             estimate=estimates.held(template, f"({rows})", threads, causal, start),
-            pending=pending,
             **fields,
         )  # fmt: skip
 
@@ -130,6 +125,5 @@ def kernels(
             grid=rows,
             block="THREADS",
             estimate=estimates.long(template, f"({rows})", causal),
-            pending=pending,
         ),
     )  # fmt: skip

@@ -104,7 +104,7 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
         summary="teams of blocks, each with rings of stages in its shared memory, loads always under way, read once",
         targets=LARGE,
         requires=(WHOLE, FEW, "C // groups * S < 2147483648 and N * groups < 2147483648", "C // groups <= 320"),
-        params={"WHOLE": (1, 0), **TEAM_COUNTS, "TURN": (2,), "LOOKERS": (128,), "THREADS": (640,)},
+        params={"WHOLE": (1, 0), **TEAM_COUNTS, "TURN": (2,), "LOOKERS": (64,), "THREADS": (640,)},
         valid=(
             "WHOLE == 0 or S * bits(T) % 128 == 0",
             f"TEAMS <= N * groups and TEAMS * {blocks} <= multiprocessors",
