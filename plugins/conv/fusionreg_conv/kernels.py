@@ -103,7 +103,8 @@ def _image(words: str) -> KernelSpec:
     pairs = "((S * C + 1) // 2)"
     last = vectors("y", "K")
     params: dict[str, tuple[int, ...]] = {"STEP": (2, 1, 4)}
-    tiles, windows = {"WINDOW": "1", "SHIFT": "1", "TU": "16", "TV": "16"}, ()
+    tiles = {"WINDOW": "1", "SHIFT": "1", "TU": "16", "TV": "16"}
+    windows: tuple[str, ...] = ()
     if pool:
         last = last.replace("P == 1", "U == 1").replace("Q == 1", "V == 1")
         params |= {"WINDOW": (3, 2)}
