@@ -282,6 +282,10 @@ class _Instance:
             extent = (self.type_of(operands[0]).shape or ())[attrs["axis"]]
             rest = extent - sum(n for n in numbers if n != -1) if isinstance(extent, int) else 0
             numbers = tuple(rest // numbers.count(-1) if n == -1 else n for n in numbers)
+        if op.name == "Reshape" and numbers.count(-1) > 1:  # one of them tells itself; the others are as they were
+            first, extents = numbers.index(-1), self.type_of(operands[0]).shape or ()
+            last = dict(zip(reversed(range(len(numbers))), reversed(extents), strict=False))
+            numbers = tuple(last.get(i, n) if n == -1 and i != first else n for i, n in enumerate(numbers))
         array = np.asarray(numbers).astype(dtype(kind).numpy)
         name = self.builder.constant(self.builder.fresh(f"c{step.index}"), array, kind)
         self.literals[name] = array

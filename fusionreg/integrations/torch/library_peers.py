@@ -175,10 +175,16 @@ def _cudnn_convolution(graph: Graph, node: Node, ops: Vocabulary) -> LibraryPeer
     pads = tuple(node.attrs.get("pads", ())) or (0, 0, 0, 0)
     if not set(node.inputs) <= set(graph.inputs) or len(pads) != 4 or pads[:2] != pads[2:]:
         return None
-    window = {"stride": node.attrs.get("strides") or 1, "dilation": node.attrs.get("dilations") or 1}
+    window: dict[str, Any] = {
+        "stride": node.attrs.get("strides") or 1,
+        "padding": pads[:2],
+        "dilation": node.attrs.get("dilations") or 1,
+        "groups": node.attrs.get("group", 1),
+    }
 
     def call(*arrays: Any) -> Any:
-        return F.conv2d(*arrays, **window, padding=pads[:2], groups=node.attrs.get("group", 1))
+        x, w, *bias = arrays
+        return F.conv2d(x, w, *bias[:1], **window)
 
     computes = "" if len(graph.nodes) == 1 else "the convolution alone"
     return LibraryPeer("cudnn", computes, tuple(node.inputs), call, _exactly(graph, node, ops))

@@ -84,10 +84,11 @@ def _select_rows(s: Site) -> Any:
 
 
 def _grouped_matmul(s: Site) -> Any:
-    """With torch's own, which leaves rows of no group as they are; on the CPU, and of other dtypes, by gathering."""
+    """With torch's own where gathered matrices would not fit; it leaves rows of no group as they are."""
     x, w, ends = s.args
-    if s.dtype(1) == torch.bfloat16:
+    if s.dtype(1) == torch.bfloat16 and s.extents(0)[0] * prod(s.extents(1)[1:]) > GATHERED:
         return torch._grouped_mm(x, w.mT if s.attributes["trans"] else w, offs=ends.to(torch.int32))
+    ends = torch.cummax(ends, 0).values
     ids = torch.searchsorted(ends, torch.arange(s.extents(0)[0], device=ends.device), right=True)
     inside = ids < s.extents(1)[0]
     chosen = w[torch.where(inside, ids, 0)]
@@ -102,8 +103,8 @@ def _add_rows(s: Site) -> Any:
 
 WRITERS: Mapping[str, Writer] = FrozenDict(
     {
-        "fusionreg::FromEnd": _from_end, "fusionreg::SelectRows": _select_rows, "fusionreg::GroupedMatMul": _grouped_matmul,
-        "fusionreg::AddRows": _add_rows,
+        "fusionreg::FromEnd": _from_end, "fusionreg::SelectRows": _select_rows,
+        "fusionreg::GroupedMatMul": _grouped_matmul, "fusionreg::AddRows": _add_rows,
         "fusionreg::Route": _route, "fusionreg::RoutedSum": _routed_sum, "fusionreg::SquaredRelu": _squared_relu,
         "Split": _split,
     }

@@ -181,7 +181,6 @@ def wgmma(words: str) -> KernelSpec:
         # launch; weights that stay; the longest of what memory, L2 and the multiprocessors do, and some of the others
         estimate=f"4e-6 + {_KEPT} * 2e-11 + 0.9 * max({memory}, {cache}, {rounds})"
         f" + 0.1 * ({memory} + {cache} + {rounds} + ONCE * {memory})",
-        pending="no GPU has run it",
     )  # fmt: skip
 
 

@@ -92,7 +92,6 @@ def _tensor_core(words: str) -> KernelSpec:
         shared_memory="max(STAGES * (PIXELS + CHANNELS) * DEPTH * 2, PIXELS * (CHANNELS + 8) * 4)",
         estimate=f"4e-6 + ceildiv({blocks}, 132) * {work} / (1.1e12 if PIXELS == 128 else 9e11)"
         " * (1 if X == 0 else 4 if X == 1 else 12)",  # measured on an H200: tiles of 128 x 64 of vectors, and of C = 3
-        pending="no GPU has run it",
     )
 
 
@@ -140,7 +139,6 @@ def _image(words: str) -> KernelSpec:
         min_blocks=2,
         shared_memory=f"256 * 72 * {held} + 64 * ({depth} + 8) * 2 + ({copy}) * (2 if STEP * C % 2 == 1 else 1) * 2",
         estimate=f"5e-6 + ceildiv({blocks} * {parts}, 132) * (1.45e-6 + 256 * 64 * {depth} * 2 / 9.3e11)",
-        pending="no GPU has run it",
     )
 
 
@@ -167,7 +165,6 @@ def _depthwise(words: str) -> KernelSpec:
         block="256",
         min_blocks=2,
         estimate="3e-6 + (N * C * H * W + N * K * P * Q) * bits(T) / 8 / 2.5e12",
-        pending="no GPU has run it",
     )
 
 

@@ -19,7 +19,6 @@ _PLAIN = KernelSpec(
     constants={"THREADS": "256", **WRAPPED},
     grid="M * ceildiv(N, 32)",
     block="THREADS",
-    pending="no evidence of a GPU yet",
     estimate="5e-6 + ceildiv(M * ceildiv(N, 32), 8 * multiprocessors) * (2e-6 + 1.2e-8 * K)"
     " + M * N * K * bits(T) / 8 / 1e12",
 )
@@ -78,7 +77,6 @@ def _stream(
         programmatic=True,
         shared_memory=_SHARED,
         min_blocks=blocks,
-        pending="no evidence of a GPU yet",
         estimate=_ESTIMATE.format(
             launch="4.5e-6" if pinned else "4e-6",
             slots=blocks,

@@ -10,7 +10,6 @@ from fusionreg.core.spec import KernelSpec
 
 from .gemv_kernels import WRAPPED
 
-_PENDING = "no evidence of a GPU yet"
 #: Rows and channels of a block, and how its warps divide them.
 _SHAPE = {
     "BN": "128", "BK": "128 if BM == 16 else 64", "STAGES": "4",
@@ -38,7 +37,6 @@ def plain(*, gather: bool = False, combine: bool = False) -> KernelSpec:
         constants={"THREADS": "256", **_flags(gather, combine)},
         grid=f"{rows} * ceildiv(N, 32)",
         block="THREADS",
-        pending=_PENDING,
         estimate="5e-6 + ceildiv(P * ceildiv(N, 32), 8 * multiprocessors) * (3e-6 + 1.2e-8 * K)"
         " + P * N * K * bits(T) / 8 / 1e12",
     )
@@ -69,7 +67,6 @@ def tensor_core(*, gather: bool = False, combine: bool = False) -> KernelSpec:
         shared_memory="STAGES * (BM + BN) * BK * 2 + 8 * (E + 2)",
         workspace="4 * (P * N + 33 * M)" if combine else "0",
         min_blocks=1,
-        pending=_PENDING,
         estimate=f"5e-6{combining} + min(P, E) * N * K * 2 / 3.5e12"
         " + 2 * (P + min(P, E) * BM / 2) * align(N, 128) * K / ((3.5e14 if BM == 128 else 2.8e14 if BM == 64 else 9e13)"
         f" * min(1, {_TILES} / multiprocessors))",

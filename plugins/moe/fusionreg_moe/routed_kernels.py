@@ -15,7 +15,6 @@ PLAIN = KernelSpec(
     grid="M",
     block="THREADS",
     workspace="max(16, M * top_k * I * bits(T) // 8)",
-    pending="not yet proven on a GPU",
     estimate="5e-6 + ceildiv(M, 4 * multiprocessors) * (2e-6 + top_k * I * D * 3 * bits(T) / 8 / 5e9)",
 )
 
@@ -54,7 +53,6 @@ WGMMA = KernelSpec(
     min_blocks=1,
     shared_memory="STAGES * ((256 + TOKENS) * 128 + 16) + 8 * 16 * 16 * 2",
     workspace=_WORKSPACE,
-    pending="not yet proven on a GPU",
     estimate=f"2.5e-5 + max(min(E, {_ROWS}) * I * D * 6 / 4.3e12, {_ROWS} * I * D * 6 / 6e14)",
 )
 
@@ -77,7 +75,6 @@ DECODE = KernelSpec(
     min_blocks=1,
     shared_memory="131072",
     workspace=f"max(16, {_ROWS} * I * 2)",
-    pending="not yet proven on a GPU",
     estimate=f"1.3e-5 + min(E, {_ROWS}) * I * D * 6 / 3.8e12",
 )
 

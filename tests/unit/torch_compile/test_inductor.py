@@ -63,8 +63,9 @@ def test_maps_that_inductor_moves_to_channels_last_reach_fused_calls_as_they_are
     """In both directions: what a convolution gives is what the call takes, and what it gives the next one takes."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, bias=False)
-    )
+        nn.ConvTranspose2d(8, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.ConvTranspose2d(16, 8, 3, bias=False),
+    )  # fmt: skip  # transposed ones are of no fusion
     reference, x = copy.deepcopy(model), torch.randn(2, 8, 8, 8)
     weights = [model[0].weight, model[1].weight, model[3].weight]
     with config.patch(force_layout_optimization=True):
