@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fusionreg import benching
-from fusionreg.core.bench import Outcome, Results, current, gains, subjects
+from fusionreg.core.bench import Outcome, Results, current, gains
 from fusionreg.core.bench.results import PEERS, file_name, read
-from fusionreg.core.bench.subject import Subject
-from fusionreg.core.bench.tuned import ShippedParameters, TunedParameters
+from fusionreg.core.bench.subject import Subject, workloads
+from fusionreg.core.bench.tuned import ShippedParameters, TunedParameters, key_of, tuning_environment
 from fusionreg.core.bench.tuning import Tuned, keep
 from fusionreg.core.bench.tuning import ship as ship_parameters
 from fusionreg.core.cache import Cache
@@ -40,12 +40,13 @@ _catalog = cache(load)
 
 
 def proof(fusion: str, kernel: str, device: str, cases: Extent, part: tuple[int, int]) -> tuple[Report, str]:
-    """On a worker: every ``part[1]``-th case of one kernel from number ``part[0]`` on, and the digest of the kernel."""
+    """On a worker: every ``part[1]``-th case of one kernel from number ``part[0]`` on; with the first part of what may
+    become evidence, the kernel's digest."""
     catalog = _catalog()
     entry = catalog[fusion]
     report = prove(catalog, (fusion,), device=device, cases=cases, kernels=(f"{fusion}/{kernel}",), part=part)
     own = tuple(e for e in report.evaluations if e.fusion == fusion)
-    return replace(report, evaluations=own), _digest(entry, kernel)
+    return replace(report, evaluations=own), _digest(entry, kernel) if part[0] == 0 and cases == "all" else ""
 
 
 def _digest(entry: Any, kernel: str) -> str:
@@ -83,7 +84,7 @@ def run(
             made = Report((lost,)), ""
         else:
             _same(facts, made[0].environment, f"{name}/{kernel}")
-            if evidence is not None and made[1] != _digest(catalog[name], kernel):
+            if evidence is not None and i == 0 and made[1] != _digest(catalog[name], kernel):
                 raise ArgumentError(
                     "cannot write evidence", f"of {name}/{kernel}", "a worker has another version of it than is here",
                     "the same plugins everywhere",
@@ -179,8 +180,8 @@ def _rows_of(files: Sequence[Results], fusion: str, workloads: Sequence[str]) ->
 def _chunks(catalog: Catalog, names: Sequence[str], only: Sequence[str]) -> list[tuple[str, list[str]]]:
     """(fusion, some of its workloads), for one worker each."""
     wanted: dict[str, list[str]] = {}
-    for subject in subjects(catalog, "sm_90a", names, only):
-        wanted.setdefault(subject.entry.name, []).append(subject.workload.name)
+    for entry, workload in workloads(catalog, names, only):
+        wanted.setdefault(entry.name, []).append(workload.name)
     return [(f, w[i : i + AT_ONCE]) for f, w in wanted.items() for i in range(0, len(w), AT_ONCE)]
 
 
@@ -212,7 +213,9 @@ def tune(
         device, rows = made
         environment = device["environment"]
         for tuned in (_made_concrete(row, catalog, device) for row in rows):
-            keep(tuned, cache, environment)
+            if tuned.subject is not None and tuned.entry is not None:
+                facts = tuning_environment(environment)
+                keep(tuned, key_of(tuned.subject.entry, tuned.entry, tuned.subject.problem, facts), cache, facts)
             found.append(tuned)
         if progress is not None:
             progress(ended, len(items), fusion)

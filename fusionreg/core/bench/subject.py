@@ -144,15 +144,10 @@ def _fitting(
     )  # fmt: skip
 
 
-def subjects(
-    catalog: Catalog,
-    target: str,
-    names: Sequence[str] = (),
-    only: Sequence[str] = (),
-    tuned: Tuning | None = None,
-    multiprocessors: int | None = None,
-) -> Iterator[Subject]:
-    """Every workload of the fusions ``names`` (all by default) whose name or row is like one of ``only``.
+def workloads(
+    catalog: Catalog, names: Sequence[str] = (), only: Sequence[str] = ()
+) -> list[tuple[FusionEntry, Workload]]:
+    """The workloads of the fusions ``names`` (all by default) whose name or row is like one of ``only``.
 
     Raises: :class:`UnknownNameError` for an unknown fusion, and where no workload is left.
     """
@@ -166,6 +161,19 @@ def subjects(
     if not wanted:
         known = [w.name for entry in entries for w in entry.spec.workloads]
         raise UnknownNameError.among("workload", ", ".join(only or names) or "any", known)
+    return wanted
+
+
+def subjects(
+    catalog: Catalog,
+    target: str,
+    names: Sequence[str] = (),
+    only: Sequence[str] = (),
+    tuned: Tuning | None = None,
+    multiprocessors: int | None = None,
+) -> Iterator[Subject]:
+    """Every one of :func:`workloads`, made concrete. Raises as that."""
+    wanted = workloads(catalog, names, only)
     return (Subject.of(entry, workload, target, catalog.ops, tuned, multiprocessors) for entry, workload in wanted)
 
 

@@ -165,20 +165,17 @@ def tune(
                     make = make or stack.enter_context(tuner.trials(subject))
                     made = _tune(subject, kernel, candidates, chosen, tuner, make, cache)
                     lost = tuner.lost()
-                    keep(made, cache, tuner.environment)
+                    keep(made, key, cache, environment)
                     found.append(made)
     return tuple(found)
 
 
-def keep(tuned: Tuned, cache: Cache, environment: Mapping[str, str]) -> None:
-    """Has later calls on such a device take what tuning found; ``environment``: the device's."""
-    if tuned.ms is None or tuned.subject is None or tuned.entry is None:
-        return
-    facts = tuning_environment(environment)
-    key = key_of(tuned.subject.entry, tuned.entry, tuned.subject.problem, facts)
-    if key is not None:
+def keep(tuned: Tuned, key: str | None, cache: Cache, environment: Mapping[str, str]) -> None:
+    """Has later calls on such a device take what tuning found. ``key``, ``environment``: of :func:`~.tuned.key_of` and
+    :func:`~.tuned.tuning_environment`."""
+    if tuned.ms is not None and key is not None:
         body = {"params": dict(tuned.params), "ms": tuned.ms, "default_ms": tuned.default_ms, "tried": tuned.tried}
-        meta = {"name": tuned.kernel, "parts": {"workload": tuned.workload, **facts}}
+        meta = {"name": tuned.kernel, "parts": {"workload": tuned.workload, **environment}}
         cache.put(KIND, key, json.dumps(body, sort_keys=True).encode(), meta)
 
 
