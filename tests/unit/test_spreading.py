@@ -10,6 +10,7 @@ import spread_work
 from fusionreg import spreading
 from fusionreg.core.errors import ArgumentError, MissingDependencyError
 from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.proof import evidence as proofs
 from fusionreg.core.proof.prove import prove
 from fusionreg.core.proof.report import Evaluation, Report, Status
 from fusionreg.core.registry.catalog import load
@@ -104,6 +105,15 @@ def test_a_run_on_workers_is_the_run_of_one_process() -> None:
     assert len(spread.evaluations) == len(alone.evaluations)
     assert spread.ok
     assert spread.environment["target"] == alone.environment["target"]
+
+
+def test_the_first_part_tells_the_digest() -> None:
+    """Of what may become evidence: of all cases, and once."""
+    entry = load()[FUSION]
+    kernel = entry.kernels[0].name
+    assert work.proof(FUSION, kernel, "sim", "all", (0, 60))[1] == proofs.digest(entry, entry.kernels[0])
+    assert work.proof(FUSION, kernel, "sim", "all", (1, 60))[1] == ""
+    assert work.proof(FUSION, kernel, "sim", "quick", (0, 60))[1] == ""
 
 
 class Answers:
