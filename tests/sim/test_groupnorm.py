@@ -240,7 +240,7 @@ FAULTS = {
     "own_moments_alone": ("cluster", {"SPREAD": 2}, "told.pairs[round][e]", "told.pairs[round][e % WARPS]"),
     "channels_last_does_not_wait": ("last_cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
     "channels_too_early": ("stream", {"TEAMS": 1}, "if (round >= 2) fr::mbarrier_wait", "if (false) fr::mbarrier_wait"),
-    "not_yet_loaded": ("stream", {"TEAMS": 2}, "fr::mbarrier_wait(full + place.slot, place.parity);", ""),
+    "not_yet_loaded": ("stream", {"TEAMS": 2}, "fr::mbarrier_wait(full + at.slot, at.parity);\n        if", "if"),
     "tiles_of_a_cluster": ("last_tiles", {"SPREAD": 2, "SLICE": 1}, "barrier_wait(&told.bar, round);", ""),
     "tiles_of_a_grid": ("last_grid", {"SLICE": 2}, "__syncthreads();  // the", "// the"),
     "table_of_the_round_before": ("last_stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),

@@ -95,16 +95,20 @@ TEAM_COUNTS = {"TEAMS": (1, 2, 4, 8, 16, 32)}
 def _stream(flags: Mapping[str, str]) -> KernelSpec:
     """Group after group through rings in shared memory, one to a multiprocessor: loads run ahead of statistics."""
     blocks = TEAM.format("multiprocessors", BYTES)
-    part = f"ceildiv(ceildiv({BYTES}, 16), {blocks})"
+    part, rounds = f"ceildiv(ceildiv({BYTES}, 16), {blocks})", "ceildiv(N * groups, TEAMS)"
     stage = "(TURN * (THREADS - 64 - LOOKERS))"
     return KernelSpec(
         name="stream",
         template="group_forward_stream.cu.j2",
+        pending="moments by a stable one-read algorithm, and more teams: no GPU has run all its cases as it now is",
         regions=("y",),
         summary="teams of blocks, each with rings of stages in its shared memory, loads always under way, read once",
         targets=LARGE,
         requires=(WHOLE, FEW, "C // groups * S < 2147483648 and N * groups < 2147483648", "C // groups <= 320"),
-        params={"WHOLE": (1, 0), **TEAM_COUNTS, "TURN": (2,), "LOOKERS": (64,), "THREADS": (640,)},
+        params={
+            "WHOLE": (1, 0), "TEAMS": (*TEAM_COUNTS["TEAMS"], 64, 128), "TURN": (2,), "LOOKERS": (128,),
+            "THREADS": (640,),
+        },
         valid=(
             "WHOLE == 0 or S * bits(T) % 128 == 0",
             f"TEAMS <= N * groups and TEAMS * {blocks} <= multiprocessors",
@@ -120,7 +124,7 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
         cooperative=True,
         min_blocks=1,
         workspace=f"N * groups * {blocks} * 8",
-        estimate=f"1.2e-5 + TEAMS * 1e-5 + (2 * ceildiv(N * groups, TEAMS) + 1) * TEAMS * {BYTES} / 3.4e12",
+        estimate=f"8e-6 + {rounds} * 1e-6 + (2 * {rounds} + 1) * ceildiv({BYTES}, {blocks}) * multiprocessors / 3.4e12",
     )  # fmt: skip
 
 
