@@ -1,11 +1,13 @@
 """Whole models: eager, torch.compile, and torch.compile with this backend, in inference and in one training step.
 
-    python -m whole_models [--models bert,llama] [--steps infer,train] [--policy aggressive] [--mode MODE] --out FILE
+    python -m whole_models [--models bert,resnet50:infer] [--steps infer,train] [--policy aggressive] [--mode MODE]
+        [--ways compile,inductor] --out FILE
 
 in benchmarks/.
 
 Each model and step runs in a process of its own, several at once while they compile; what is timed waits for its turn,
-so that nothing else of this uses the GPU meanwhile. Loss and gradients are compared with the eager model in float32.
+so that nothing else of this uses the GPU meanwhile. Loss and gradients are compared with the eager model in float32;
+what a training step keeps for its backward pass is told.
 Times are medians of CUDA graph replays where the step can be captured (device time), and of calls from the host.
 """
 
@@ -18,14 +20,23 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+#: What docs/torch-compile.md tells of.
+MODELS = (
+    "bert,llama,llama_decode:infer,mixtral_1:infer,mixtral_64:infer,mixtral_4096,resnet50:infer,resnet50_256,convnext,"
+    "resblock,feedforward"
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="bert,llama,mixtral,resnet50,convnext,resblock,feedforward")
+    parser.add_argument("--models", default=MODELS, help="of all steps, or name:step")
     parser.add_argument("--steps", default="infer,train")
+    parser.add_argument("--ways", default="eager,compile,inductor,inner-eager")
+    parser.add_argument("--workers", type=int, default=64, help="processes at a time")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--policy", default="balanced", help="of the fused ways")
     parser.add_argument("--mode", default="", help="of torch.compile, and of what is left to it")
@@ -45,42 +56,50 @@ def main() -> int:
 def _all(given: Any) -> int:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + given.limit
-    running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
-    for name in given.models.split(","):
-        for step in given.steps.split(","):
-            part = given.out.with_name(f"{given.out.stem}.{name}.{step}.json")
-            part.unlink(missing_ok=True)
-            command = [sys.executable, "-m", "whole_models", "--one", f"{name}:{step}", "--dtype", given.dtype]
-            command += ["--policy", given.policy, "--mode", given.mode, "--out", str(part)]
-            command += ["--tiny"] if given.tiny else []
-            command += ["--untimed"] if given.untimed else []
-            command += ["--limit", str(given.limit)]
-            environment = {**os.environ, "WHOLE_MODELS_TURN": str(given.out.with_suffix(".turn"))}
-            running[f"{name}:{step}"] = (subprocess.Popen(command, env=environment), part)
+    keys = [
+        f"{name}:{step}"
+        for name, _, own in (m.partition(":") for m in given.models.split(","))
+        for step in ([own] if own else given.steps.split(","))
+    ]
     rows = _read(given.out)
-    failed = 0
-    for key, (process, part) in running.items():
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-        for row in _read(part).values():
-            rows[_key(row)] = row
-        part.unlink(missing_ok=True)
-        if process.wait() != 0:
-            failed += 1
-            print(f"{key}: not finished (exit {process.returncode})", file=sys.stderr)
+    with ThreadPoolExecutor(given.workers) as pool:
+        done = list(pool.map(lambda key: _process(key, given, deadline), keys))
+    for found, failed in done:
+        rows |= found
+        if failed:
+            print(failed, file=sys.stderr)
     for lock in given.out.parent.glob(f"{given.out.stem}.turn.*"):
         lock.unlink()
     given.out.write_text(json.dumps({"rows": list(rows.values())}, indent=1) + "\n")
     print(_table(rows.values()))
-    return 1 if failed else 0
+    return 1 if any(failed for _, failed in done) else 0
+
+
+def _process(key: str, given: Any, deadline: float) -> tuple[dict[str, Any], str]:
+    """The row of one model and step, measured in a process of its own; and why there is none."""
+    part = given.out.with_name(f"{given.out.stem}.{key.replace(':', '.')}.json")
+    part.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "whole_models", "--one", key, "--dtype", given.dtype, "--ways", given.ways]
+    command += ["--policy", given.policy, "--mode", given.mode, "--out", str(part), "--limit", str(given.limit)]
+    command += ["--tiny"] if given.tiny else []
+    command += ["--untimed"] if given.untimed else []
+    environment = {**os.environ, "WHOLE_MODELS_TURN": str(given.out.with_suffix(".turn"))}
+    process = subprocess.Popen(command, env=environment)
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+    code = process.wait()
+    rows = {_key(r): r for r in _read(part).values()}
+    part.unlink(missing_ok=True)
+    return rows, f"{key}: not finished (exit {code})" if code else ""
 
 
 def _measured(name: str, step: str, given: Any) -> dict[str, Any]:
-    from whole_models.measuring import Plan, measure
+    from whole_models.measuring import WAYS, Plan, measure
 
-    plan = Plan(name, step, given.dtype, given.policy, given.mode, given.tiny)
+    ways = tuple(WAYS[w] for w in given.ways.split(","))
+    plan = Plan(name, step, given.dtype, given.policy, given.mode, given.tiny, ways)
     return measure(plan, None if given.tiny or given.untimed else Turn(0.6 * given.limit))
 
 
@@ -108,7 +127,13 @@ def _table(rows: Any) -> str:
             sites = f"{told['sites']} sites, deepest {told['deepest']}" if told else ""
             device = f"{times['graph_ms']:9.3f} ms" if "graph_ms" in times else " " * 12
             host = f"({times['ms']:.3f} ms called, {times['host_ms']:.3f} of the host)" if "ms" in times else ""
-            lines.append(f"  {way:26}{device} {host} {sites} {times.get('failed', '')}".rstrip())
+            errors = " ".join(f"{k} {v:.1e}" for k, v in row["errors"].get(way, {}).items())
+            kept = row["saved"].get(way)
+            saved = f"keeps {kept['mb']} MB, {kept['masks']} masks" if kept else ""
+            parts = [device, host, sites, errors, saved, times.get("failed", "")]
+            lines.append(f"  {way:26}{' '.join(filter(None, parts))}".rstrip())
+            lines += [f"      {n}× {fusion}" for fusion, n in told.get("fusions", {}).items()]
+            lines += [f"      refused: {t}" for t in told.get("refused", ())]
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ class Subject:
     """One model.
 
     Attributes:
-        module: on the CPU, in float32.
+        module: in float32, where tensors are made by default.
         inputs: example inputs; floating ones are cast to the dtype of a run.
         loss: result → a scalar.
     """
@@ -41,42 +41,133 @@ def bert(tiny: bool) -> Subject:
     """BERT-base, 8 × 512 tokens, of two layers (WORKLOADS: a step is as good as its layers)."""
     from transformers import BertConfig, BertModel
 
-    size = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 99} if tiny else {}
-    config = BertConfig(num_hidden_layers=2, attn_implementation="sdpa", **size)
+    size: dict[str, Any] = {}
+    if tiny:
+        size |= {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 99}
+    config = BertConfig(num_hidden_layers=2, **size)
     tokens = torch.randint(0, 99, (2, 16) if tiny else (8, 512))
     return Subject(BertModel(config, add_pooling_layer=False), (tokens,), _weighed)
 
 
-def llama(tiny: bool) -> Subject:
-    """One layer of Llama-3-8B, 1 × 2048 tokens."""
+def _llama(tiny: bool) -> Any:
     from transformers import LlamaConfig, LlamaModel
 
     size: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
     size |= {"num_key_value_heads": 8, "vocab_size": 1000}
     if tiny:
         size |= {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = LlamaModel(LlamaConfig(num_hidden_layers=1, use_cache=False, **size))
-    return Subject(model, (torch.randint(0, 99, (1, 16) if tiny else (1, 2048)),), _weighed)
+    return LlamaModel(LlamaConfig(num_hidden_layers=1, use_cache=False, **size))
 
 
-def mixtral(tiny: bool) -> Subject:
-    """One layer of Mixtral at a quarter of its width, 1 × 512 tokens."""
+def llama(tiny: bool) -> Subject:
+    """One layer of Llama-3-8B, 1 × 2048 tokens."""
+    return Subject(_llama(tiny), (torch.randint(0, 99, (1, 16) if tiny else (1, 2048)),), _weighed)
+
+
+class Decode(nn.Module):
+    """A step of decoding: one new token of each sequence, behind those whose keys and values are in a cache."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    at: torch.Tensor
+
+    def __init__(self, model: Any, batch: int, length: int) -> None:
+        super().__init__()
+        self.model, self.layer = model, _full_layer()
+        config = model.config
+        shape = (batch, config.num_key_value_heads, length, config.hidden_size // config.num_attention_heads)
+        self.register_buffer("keys", torch.randn(shape))
+        self.register_buffer("values", torch.randn(shape))
+        self.register_buffer("at", torch.tensor([length - 1]))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        from transformers.cache_utils import Cache
+
+        cache = Cache(layers=[self.layer(self.keys, self.values, self.at)])
+        result: torch.Tensor = self.model(tokens, past_key_values=cache, use_cache=True).last_hidden_state
+        return result
+
+
+def _full_layer() -> Any:
+    """A class of static caches that have one place left, under every name that versions of transformers ask for."""
+    from transformers.cache_utils import CacheLayerMixin
+
+    class Full(CacheLayerMixin):
+        is_compileable, is_sliding, is_initialized = True, False, True
+
+        def __init__(self, keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor) -> None:
+            self.full = keys, values, at
+
+        def lazy_initialization(self, *_: Any) -> None:
+            """There is nothing to allocate."""
+
+        def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            keys, values, at = self.full
+            return keys.index_copy_(2, at, key_states), values.index_copy_(2, at, value_states)
+
+        def get_seq_length(self, *_: Any) -> int:
+            return int(self.full[0].shape[2]) - 1
+
+        def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
+            return int(self.full[0].shape[2]), 0
+
+        def get_max_length(self) -> int:
+            return int(self.full[0].shape[2])
+
+        get_max_cache_shape = get_max_length
+
+    return Full
+
+
+def llama_decode(tiny: bool) -> Subject:
+    """The layer of :func:`llama` for one token of each of 16 sequences, behind 2047 cached ones."""
+    batch, length = (2, 16) if tiny else (16, 2048)
+    return Subject(Decode(_llama(tiny), batch, length), (torch.randint(0, 99, (batch, 1)),), _weighed)
+
+
+def _mixtral(tiny: bool, tokens: int) -> Subject:
+    """One layer of Mixtral-8x7B; experts as transformers runs them on a GPU: grouped products."""
     from transformers import MixtralConfig, MixtralModel
 
-    size: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8}
-    size |= {"num_key_value_heads": 2, "vocab_size": 1000, "num_local_experts": 8}
+    size: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    size |= {"num_key_value_heads": 8, "vocab_size": 1000, "num_local_experts": 8}
     if tiny:
         size |= {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_local_experts": 4}
-    model = MixtralModel(MixtralConfig(num_hidden_layers=1, use_cache=False, **size))
-    return Subject(model, (torch.randint(0, 99, (1, 16) if tiny else (1, 512)),), _weighed)
+        size |= {"num_key_value_heads": 2}
+    config: Any = MixtralConfig(num_hidden_layers=1, use_cache=False, **size)
+    return Subject(MixtralModel(config), (torch.randint(0, 99, (1, min(tokens, 16) if tiny else tokens)),), _weighed)
+
+
+def mixtral_1(tiny: bool) -> Subject:
+    """A token through the layer of Mixtral-8x7B."""
+    return _mixtral(tiny, 1)
+
+
+def mixtral_64(tiny: bool) -> Subject:
+    """64 tokens through it."""
+    return _mixtral(tiny, 64)
+
+
+def mixtral_4096(tiny: bool) -> Subject:
+    """4096 tokens through it."""
+    return _mixtral(tiny, 4096)
+
+
+def _resnet50(tiny: bool, images: int) -> Subject:
+    import timm
+
+    given = torch.randn((2, 3, 32, 32) if tiny else (images, 3, 224, 224))
+    return Subject(timm.create_model("resnet18" if tiny else "resnet50", num_classes=10), (given,), _weighed)
 
 
 def resnet50(tiny: bool) -> Subject:
     """ResNet-50 of timm, 32 images of 224 × 224."""
-    import timm
+    return _resnet50(tiny, 32)
 
-    images = torch.randn((2, 3, 32, 32) if tiny else (32, 3, 224, 224))
-    return Subject(timm.create_model("resnet18" if tiny else "resnet50", num_classes=10), (images,), _weighed)
+
+def resnet50_256(tiny: bool) -> Subject:
+    """ResNet-50 of timm, 256 images of 224 × 224."""
+    return _resnet50(tiny, 256)
 
 
 def convnext(tiny: bool) -> Subject:
@@ -135,11 +226,9 @@ def feedforward(tiny: bool) -> Subject:
 
 
 ARCHITECTURES: dict[str, Callable[[bool], Subject]] = {
-    "bert": bert,
-    "llama": llama,
-    "mixtral": mixtral,
-    "resnet50": resnet50,
-    "convnext": convnext,
-    "resblock": resblock,
-    "feedforward": feedforward,
-}
+    made.__name__: made
+    for made in (
+        bert, llama, llama_decode, mixtral_1, mixtral_64, mixtral_4096, resnet50, resnet50_256, convnext, resblock,
+        feedforward,
+    )
+}  # fmt: skip

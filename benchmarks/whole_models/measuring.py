@@ -19,7 +19,13 @@ from fusionreg.integrations.torch.timing import captured, replays
 from fusionreg.torch import Report, backend
 from whole_models.architectures import ARCHITECTURES, Subject
 
-WAYS = ("eager", "compile", "fused, rest by Inductor", "fused, rest eager")
+#: By short name: how a step is run.
+WAYS = {
+    "eager": "eager",
+    "compile": "compile",
+    "inductor": "fused, rest by Inductor",
+    "inner-eager": "fused, rest eager",
+}
 
 #: Each way is timed in every turn, so that whatever else the machine does meets all alike.
 TURNS, ROUNDS, WARM = 5, 3, 2
@@ -36,6 +42,7 @@ class Plan:
         policy: of the fused ways.
         mode: of ``torch.compile``, for it and for the ways that leave the rest to it; "" is its default.
         tiny: a small model on the CPU.
+        ways: those of :data:`WAYS` that are run, by their long names.
     """
 
     name: str
@@ -44,6 +51,7 @@ class Plan:
     policy: str = "balanced"
     mode: str = ""
     tiny: bool = False
+    ways: tuple[str, ...] = tuple(WAYS.values())
 
 
 @dataclass
@@ -60,8 +68,9 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
     torch.manual_seed(0)
     torch._dynamo.config.recompile_limit = 64  # the ways share code, each with its own graphs
     torch._dynamo.config.specialize_float = True  # rates of dropout are constants
-    subject = ARCHITECTURES[plan.name](plan.tiny)
     device = "cpu" if plan.tiny else "cuda"
+    with torch.device(device):
+        subject = ARCHITECTURES[plan.name](plan.tiny)
     subject.module.train(plan.step == "train")
     subject = Subject(subject.module.to(device), tuple(x.to(device) for x in subject.inputs), subject.loss)
     dropped = {n: m.p for n, m in subject.module.named_modules() if isinstance(m, torch.nn.Dropout)}
@@ -72,11 +81,12 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
         "model": plan.name, "step": plan.step, "dtype": plan.dtype, "policy": plan.policy, "mode": plan.mode,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__, "fusionreg": fusionreg.__version__,
-        "gpu": "" if plan.tiny else torch.cuda.get_device_name(), "times": {}, "errors": {}, "fused": {},
+        "gpu": "" if plan.tiny else torch.cuda.get_device_name(), "driver": "" if plan.tiny else _driver(),
+        "times": {}, "errors": {}, "fused": {}, "saved": {},
     }  # fmt: skip
     registry = fusionreg.load_registry(device="sim" if plan.tiny else "auto")
     steps: dict[str, Callable[[], Any]] = {}
-    for name in WAYS:
+    for name in plan.ways:
         if plan.tiny and "eager" not in name:
             continue
         way = _way(name, copy.deepcopy(subject.module).to(target), registry, plan)
@@ -91,6 +101,8 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
                 _run(subject, way, target, plan.step)
             if way.reports:
                 row["fused"][name] = _fused(way.reports)
+            if plan.step == "train":
+                row["saved"][name] = _saved(subject, way, target)
             steps[name] = partial(_step, subject, way, target, plan.step)
         except Exception as error:  # a way that fails is a result too
             row["times"].setdefault(name, {})["failed"] = _named(error)
@@ -145,6 +157,29 @@ def _step(subject: Subject, way: Way, dtype: torch.dtype, step: str) -> torch.Te
     loss = subject.loss(way.call(*inputs))
     loss.backward()
     return loss
+
+
+def _saved(subject: Subject, way: Way, dtype: torch.dtype) -> dict[str, float]:
+    """What a training step keeps for its backward pass, beside parameters and inputs: megabytes, and how many masks."""
+    own = {p.untyped_storage().data_ptr() for p in (*way.module.parameters(), *way.module.buffers(), *subject.inputs)}
+    kept: dict[int, tuple[int, bool]] = {}
+
+    def seen(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes(), tensor.dtype in (torch.bool, torch.uint8) and tensor.dim() > 0
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(seen, lambda tensor: tensor):
+        _step(subject, way, dtype, "train")
+    way.module.zero_grad(set_to_none=True)
+    return {"mb": round(sum(n for n, _ in kept.values()) / 1e6, 3), "masks": sum(m for _, m in kept.values())}
+
+
+def _driver() -> str:
+    from fusionreg.core.runtime.driver import driver
+
+    return driver().version()
 
 
 def _drop(module: torch.nn.Module, rates: Mapping[str, float]) -> None:
