@@ -47,7 +47,7 @@ class NothingFusedWarning(UserWarning):
 
 
 def load_registry(
-    *, strict: bool = False, device: str = "auto", frozen: bool = False, **options: Any
+    *, strict: bool = False, device: str = "auto", frozen: bool = False, spare: int = 0, **options: Any
 ) -> Registry:
     """Discovers, loads and validates every installed plugin.
 
@@ -56,14 +56,17 @@ def load_registry(
         device: where calls run: ``auto`` (by the arrays), ``sim`` or ``cuda``.
         frozen: use the parameters and times that kernels ship with, never those that ``fusionreg tune`` and ``bench``
             found on this machine: plans are then equal on every machine of an architecture.
+        spare: multiprocessors of a GPU that kernels whose blocks stay leave to others, such as transfers between GPUs.
         options: further arguments of ``core.registry.catalog.load``: ``allow``, ``deny``, ``extra_plugins``.
 
     Returns: a new, independent :class:`Registry`; nothing is kept in the module.
-    Raises: :class:`ArgumentError` for another word for ``device``.
+    Raises: :class:`ArgumentError` for another word for ``device``, and for a ``spare`` below 0.
     """
     if device not in DEVICES:
         raise ArgumentError("cannot run", "calls", f"device {device!r}", f"one of {', '.join(DEVICES)}")
-    return Registry(load(strict=strict, **options), device=device, frozen=frozen)
+    if spare < 0:
+        raise ArgumentError("cannot spare", "multiprocessors", str(spare), "0 or more")
+    return Registry(load(strict=strict, **options), device=device, frozen=frozen, spare=spare)
 
 
 def fuse(
@@ -82,10 +85,11 @@ def fuse(
 class Registry(Mapping[str, FusionEntry]):
     """All fusions of one load, by name, with what can be done with them."""
 
-    def __init__(self, catalog: Catalog, device: str = "auto", frozen: bool = False) -> None:
+    def __init__(self, catalog: Catalog, device: str = "auto", frozen: bool = False, spare: int = 0) -> None:
         self.catalog = catalog
         self.device = device
         self.frozen = frozen
+        self.spare = spare
 
     def __getitem__(self, name: str) -> FusionEntry:
         return self.catalog[name]
@@ -117,7 +121,7 @@ class Registry(Mapping[str, FusionEntry]):
         from fusionreg.core.bench.tuned import ShippedParameters, TunedParameters
 
         tuned = ShippedParameters() if self.frozen else TunedParameters()
-        return Runtime(self.catalog, device=self.device, tuned=tuned)
+        return Runtime(self.catalog, device=self.device, tuned=tuned, spare=self.spare)
 
     @cached_property
     def _gains(self) -> MeasuredGains:

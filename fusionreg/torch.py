@@ -27,26 +27,34 @@ __all__ = ["FusionWarning", "Operators", "Ops", "Options", "Report", "backend", 
 
 
 @cache
-def _installed(device: str) -> Registry:
+def _installed(device: str, spare: int = 0) -> Registry:
     """The registry of all installed plugins, loaded once: operators keep their names."""
-    return load_registry(device="auto" if device == "cuda" else device)
+    return load_registry(device="auto" if device == "cuda" else device, spare=spare)
 
 
 ops = Ops(lambda: _installed("cuda"))
 """The functions of all installed plugins; ``ops.use(registry)`` are those of another registry."""
 
 
-def expert_parallel_ffn(*args: Any, **attributes: Any) -> torch.Tensor:
+@cache
+def _sparing(spare: int) -> Ops:
+    return ops.use(_installed("cuda", spare)) if spare else ops
+
+
+def expert_parallel_ffn(*args: Any, spare: int = 0, **attributes: Any) -> torch.Tensor:
     """``ops.moe.routed_ffn`` with experts that lie on the ranks of a process group: tokens travel, weights stay.
 
     Arguments, result and errors of :func:`fusionreg.integrations.torch.experts.expert_parallel_ffn`, whose ``ffn`` is
     the installed fusion.
 
+    Args:
+        spare: multiprocessors that its kernels leave to transfers, which can be under way beside them then alone.
+
     >>> y = expert_parallel_ffn(x, logits, own_gate_up, own_down, activation="Swish", top_k=2, renormalise=1)
     """
     from fusionreg.integrations.torch import experts
 
-    return experts.expert_parallel_ffn(*args, **{"ffn": ops.moe.routed_ffn, **attributes})
+    return experts.expert_parallel_ffn(*args, **{"ffn": _sparing(spare).moe.routed_ffn, **attributes})
 
 
 def backend(

@@ -147,6 +147,21 @@ def test_a_device_that_is_not_current(runtime):
     assert torch.cuda.current_device() == 0
 
 
+def test_kernels_that_stay_spare_multiprocessors():
+    from fusionreg.core.registry.catalog import load
+
+    catalog, rows, grids = load(allow=("moe",), deny=()), 4096, []
+    x, w = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in ((rows, 64), (2, 256, 64)))
+    ends = torch.tensor([rows // 2, rows], device="cuda", dtype=torch.int32)
+    for spare in (0, 16, 10_000):
+        run = Runtime(catalog, "cuda", spare=spare)
+        y = run.call("moe.grouped_gemm", x, w, ends, trans=1)
+        torch.testing.assert_close(y, torch.cat([h @ m.T for h, m in zip(x.chunk(2), w, strict=True)]))
+        (prepared,) = run._prepared.values()
+        grids.append(prepared.launch.grid[0])
+    assert grids[0] - grids[1] == 16 and grids[2] == 1, grids
+
+
 def test_import_and_discovery_leave_cuda_alone():
     code = (
         "import fusionreg, os\nr = fusionreg.load_registry()\nimport torch\nassert not torch.cuda.is_initialized()\n"

@@ -32,6 +32,33 @@ def part(tensor, sizes, rank):
     return tensor.split(sizes)[rank]
 
 
+def eager(rows, chosen, gate_up, down, **_):
+    """Rows through the expert of their largest logit, by operators that autograd knows."""
+    ids = chosen.argmax(-1)
+    gate, up = torch.einsum("md,mjd->mj", rows, gate_up[ids]).chunk(2, -1)
+    return torch.einsum("mi,mdi->md", torch.nn.functional.silu(gate) * up, down[ids])
+
+
+def deviation(found, exact):
+    return float((found - exact).abs().max() / exact.abs().max()) if found.numel() else 0.0
+
+
+def gradients(rank, tensors, sizes, chunks):
+    """Errors of the gradients of this rank's tokens, logits and experts. One rank's tokens want none."""
+    exact = [t.double().requires_grad_() for t in tensors]
+    slope = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(1))
+    expected(*exact).backward(slope.double())
+    own = [part(t, n, rank).detach().requires_grad_() for t, n in zip(tensors, sizes, strict=True)]
+    own[0].requires_grad_(rank != 1)
+    y = expert_parallel_ffn(*own, activation="Swish", top_k=TOP, renormalise=1, chunks=chunks, ffn=eager)
+    y.backward(part(slope, TOKENS, rank))
+    wanted = [part(t.grad, n, rank) for t, n in zip(exact, sizes, strict=True)]
+    return [
+        deviation(t.grad, w) if t.grad is not None else float(w.abs().max() if t.requires_grad and w.numel() else 0.0)
+        for t, w in zip(own, wanted, strict=True)
+    ]
+
+
 def main(rank: int, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
@@ -39,20 +66,22 @@ def main(rank: int, store: str) -> None:
     experts, tokens = sum(EXPERTS), sum(TOKENS)
     x, logits = torch.randn(tokens, WIDTH), torch.randn(tokens, experts)
     gate_up, down = torch.randn(experts, 2 * HIDDEN, WIDTH), torch.randn(experts, WIDTH, HIDDEN)
-    own = [part(x, TOKENS, rank), part(logits, TOKENS, rank), part(gate_up, EXPERTS, rank), part(down, EXPERTS, rank)]
+    tensors, sizes = (x, logits, gate_up, down), (TOKENS, TOKENS, EXPERTS, EXPERTS)
+    own = [part(t, n, rank) for t, n in zip(tensors, sizes, strict=True)]
     exact = part(expected(x, logits, gate_up, down), TOKENS, rank)
     found = {}
     for chunks in (1, 3):
         y = expert_parallel_ffn(*own, activation="Swish", top_k=TOP, renormalise=1, chunks=chunks)
-        found[f"error {chunks}"] = float((y - exact).abs().max() / exact.abs().max()) if y.numel() else 0.0
+        found[f"error {chunks}"] = deviation(y, exact)
         found[f"rows {chunks}"] = list(y.shape)
+        found[f"gradients {chunks}"] = gradients(rank, tensors, sizes, chunks)
     logits = torch.zeros(tokens, experts)
     logits[:, 4] = 9.0  # all tokens on experts of the last rank
     logits[:, 3] = 8.0
     exact = part(expected(x, logits, gate_up, down), TOKENS, rank)
     own[1] = part(logits, TOKENS, rank)
     y = expert_parallel_ffn(*own, activation="Swish", top_k=TOP, renormalise=1)
-    found["error one rank"] = float((y - exact).abs().max() / exact.abs().max()) if y.numel() else 0.0
+    found["error one rank"] = deviation(y, exact)
     try:
         expert_parallel_ffn(own[0], own[1][:, :4], *own[2:], activation="Swish", top_k=TOP)
     except ArgumentError as error:

@@ -290,6 +290,12 @@ def test_a_device_that_is_none_is_told_at_once(device):
         fusionreg.load_registry(device=device)
 
 
+def test_multiprocessors_are_spared() -> None:
+    assert fusionreg.load_registry(spare=16).runtime.spare == 16
+    with pytest.raises(ArgumentError, match="cannot spare multiprocessors: -1"):
+        fusionreg.load_registry(spare=-1)
+
+
 def test_nothing_fused_is_told_once_with_what_to_do(tmp_path) -> None:
     """Once for a line of the caller's, which is the one it names; not where the policy is to fuse nothing."""
     registry = fusionreg.Registry(plugin_kit.catalog(tmp_path, {"k.cu.j2": plugin_kit.ADD_RELU}, plugin_kit.add_relu()))

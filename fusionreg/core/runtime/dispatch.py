@@ -66,6 +66,7 @@ class Runtime:
         checks: what the simulator checks (``simulator.Checks``); None is its default.
         measured: kernel key → seconds, where somebody measured; those kernels are tried first.
         tuned: kernel key → parameters found best, or a function (fusion, problem, device index) → such a mapping.
+        spare: multiprocessors of a GPU that kernels whose blocks stay leave to others, such as transfers.
     """
 
     def __init__(
@@ -77,11 +78,12 @@ class Runtime:
         *,
         measured: Mapping[str, float] = EMPTY,
         tuned: Mapping[str, Mapping[str, Any]] | Tuning = EMPTY,
+        spare: int = 0,
     ) -> None:
         if device not in DEVICES:
             raise ArgumentError("cannot run", "calls", f"device {device!r}", f"one of {', '.join(DEVICES)}")
         self.catalog, self.device, self.checks = catalog, device, checks
-        self.measured, self.tuned = measured, tuned
+        self.measured, self.tuned, self.spare = measured, tuned, spare
         self._given_cache = cache
         self.kernels = Kernels(self._cache, lambda code: catalog.hook("kernel_compiled", code=code))
         self._prepared: dict[Any, Prepared] = {}
@@ -241,7 +243,7 @@ class Runtime:
         on_gpu = call.place.kind == "cuda"
         self._check_device(entry, call, on_gpu)
         target = device_target(call.place.ordinal) if on_gpu else SIMULATED
-        multiprocessors = driver().multiprocessors(call.place.ordinal) if on_gpu else None
+        multiprocessors = max(1, driver().multiprocessors(call.place.ordinal) - self.spare) if on_gpu else None
         problem = bind(entry, call.tensors, attributes, target, multiprocessors)
         selection = self._select(entry, problem, simulated=not on_gpu, device=call.place.ordinal)
         if problem.empty:

@@ -3,14 +3,14 @@
 Each rank routes its own tokens, sends every one to the ranks that have its experts (all-to-all), computes what arrives
 with its own experts by ``moe.routed_ffn``, and sends the results back, which are weighed and added where the token is,
 in the order of its experts: on any number of ranks the same sum as on one. Tokens go in chunks, so that one is computed
-while the next is on its way.
+while others are on their way; gradients go the same way in the opposite order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -19,28 +19,9 @@ from fusionreg.core.errors import ArgumentError
 from fusionreg.core.ops.backends import backend_of
 from fusionreg.core.ops.experts import route
 
+from .exchange import Combine, Journey, Spread, Transfer
+
 WHOM = "experts over several ranks"
-
-
-@dataclass
-class _Exchange:
-    """One chunk of tokens on its way to the experts and back.
-
-    Attributes:
-        order: which copy of a token each row sent is.
-        sent, received: rows to and from each rank.
-        rows, ids: what arrives, and which of this rank's experts each row wants.
-        pending: transfers that were begun.
-        results: what comes back, in the order sent.
-    """
-
-    order: torch.Tensor
-    sent: list[int]
-    received: list[int]
-    rows: torch.Tensor
-    ids: torch.Tensor
-    pending: list[Any]
-    results: torch.Tensor | None = None
 
 
 def expert_parallel_ffn(
@@ -61,6 +42,8 @@ def expert_parallel_ffn(
 ) -> torch.Tensor:
     """``moe.routed_ffn`` of this rank's tokens, with experts of all ranks; every rank of ``group`` calls it.
 
+    Where an input of any rank requires a gradient, every rank calls ``backward`` on what it got, in the same order.
+
     Args:
         x: [M D], the tokens of this rank: any number, 0 included.
         logits: [M E] of all experts; expert e is the e-th in the order of ranks.
@@ -72,63 +55,99 @@ def expert_parallel_ffn(
         chunks: in how many parts tokens travel; the same on every rank.
 
     Returns: y [M D], in the dtype of x. The host waits once, for how many rows come from whom.
-    Raises: :class:`ArgumentError` where the experts of all ranks are not as many as ``logits`` has, and for inputs that
-        require a gradient.
+    Raises: :class:`ArgumentError` where the experts of all ranks are not as many as ``logits`` has.
     """
-    tensors = (x, logits, gate_up, down)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        raise ArgumentError("cannot differentiate", WHOM, "an input requires a gradient", "inputs that require none")
     if chunks < 1:
         raise ArgumentError("unusable chunks", f"of {WHOM}", str(chunks), "at least 1")
-    starts = _starts(gate_up, logits, group)
     weights, ids = route.meaning(
         backend_of(logits), logits.float(), bias, top_k=top_k, scoring=scoring, renormalise=renormalise, scale=scale
     )
+    differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (x, logits, gate_up, down))
+    parts = ids.tensor_split(chunks)
+    plan = _Plan.agree(parts, logits.shape[1], gate_up.shape[0], differentiable, group)
+    tie = torch.zeros((), device=x.device, requires_grad=plan.differentiable)
     compute = _of_own(gate_up, down, ffn, activation)
-    parts = list(zip(x.tensor_split(chunks), ids.tensor_split(chunks), strict=True))
-    exchanges = _begin(parts, starts, group)
-    for exchange in exchanges:
-        _return(exchange, compute, group)
-    made = [_arrived(exchange, top_k) for exchange in exchanges]
-    return (torch.cat(made).float() * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+    places = [_places(part) for part in parts]
+    going = [
+        Journey(Spread.apply(rows, at), tie, Transfer(plan.sent(i), plan.received(i), group))
+        for i, (rows, at) in enumerate(zip(x.tensor_split(chunks), places, strict=True))
+    ]
+    coming = [
+        Journey(compute(journey.end(), plan.ids(i)), tie, Transfer(plan.received(i), plan.sent(i), group))
+        for i, journey in enumerate(going)
+    ]
+    return torch.cat([
+        Combine.apply(journey.end(), at, weight)
+        for journey, at, weight in zip(coming, places, weights.tensor_split(chunks), strict=True)
+    ])  # fmt: skip
 
 
-def _starts(gate_up: torch.Tensor, logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """[ranks + 1]: the first expert of each rank, and their number."""
-    own = torch.tensor([gate_up.shape[0]], device=gate_up.device)
-    every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(every, own, group=group)
-    starts = torch.cat([torch.zeros_like(own), *every]).cumsum(0)
-    if int(starts[-1]) != logits.shape[-1]:
-        raise ArgumentError(
-            "experts are missing", f"of {WHOM}", f"{int(starts[-1])} on all ranks, logits of {logits.shape[-1]}",
-            "a logit for each expert",
-        )  # fmt: skip
-    return starts
+def _places(ids: torch.Tensor) -> torch.Tensor:
+    """[M k]: which row each choice of each token is, in the order of experts, and of tokens within one."""
+    order = ids.reshape(-1).argsort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(order.numel(), device=order.device)
+    return places.reshape(ids.shape)
 
 
-def _begin(
-    parts: list[tuple[torch.Tensor, torch.Tensor]], starts: torch.Tensor, group: dist.ProcessGroup | None
-) -> list[_Exchange]:
-    """Sends the rows of all chunks; nothing is waited for but their numbers."""
-    ranks = starts.numel() - 1
-    owners = [torch.searchsorted(starts, ids.reshape(-1), right=True) - 1 for _, ids in parts]
-    counts = torch.stack([torch.bincount(owner, minlength=ranks) for owner in owners])
-    arriving = torch.empty_like(counts.T.contiguous())
-    dist.all_to_all_single(arriving, counts.T.contiguous(), group=group)
-    sent, received = counts.tolist(), arriving.T.tolist()
-    exchanges = []
-    for (x, ids), owner, out, back in zip(parts, owners, sent, received, strict=True):
-        order = owner.argsort(stable=True)
-        rows = x.new_empty((sum(back), x.shape[1]))
-        wanted = ids.new_empty(sum(back))
-        local = (ids.reshape(-1) - starts[owner])[order]
-        pending = [
-            dist.all_to_all_single(rows, x[order // ids.shape[1]], back, out, group=group, async_op=True),
-            dist.all_to_all_single(wanted, local, back, out, group=group, async_op=True),
-        ]
-        exchanges.append(_Exchange(order, out, back, rows, wanted, pending))
-    return exchanges
+@dataclass(frozen=True)
+class _Plan:
+    """What every rank knows of all of them.
+
+    Attributes:
+        rank: this one.
+        experts: the first expert of each rank, and their number.
+        rows: [ranks][chunks][E], how many rows for each expert come from each rank; on the host.
+        on_device: the same where the tokens are.
+        differentiable: whether any rank wants gradients.
+    """
+
+    rank: int
+    experts: Sequence[int]
+    rows: torch.Tensor
+    on_device: torch.Tensor
+    differentiable: bool
+
+    @classmethod
+    def agree(
+        cls, parts: Sequence[torch.Tensor], count: int, own: int, differentiable: bool, group: dist.ProcessGroup | None
+    ) -> _Plan:
+        """Asks all ranks, and waits for their answer. ``count``: logits of a token; ``own``: experts of this rank."""
+        device, ranks = parts[0].device, dist.get_world_size(group)
+        rows = [torch.zeros(count, dtype=torch.int64, device=device) for _ in parts]
+        for total, part in zip(rows, parts, strict=True):
+            total.scatter_add_(0, part.reshape(-1), torch.ones_like(part).reshape(-1))
+        told = torch.cat([torch.tensor([own, differentiable], device=device), *rows])
+        answers = [torch.empty_like(told) for _ in range(ranks)]
+        dist.all_gather(answers, told, group=group)
+        on_device = torch.stack(answers)
+        table = on_device.cpu()
+        experts = [0, *accumulate(table[:, 0].tolist())]
+        if experts[-1] != count:
+            raise ArgumentError(
+                "experts are missing", f"of {WHOM}", f"{experts[-1]} on all ranks, logits of {count}",
+                "a logit for each expert",
+            )  # fmt: skip
+        on_host, on_device = (t[:, 2:].reshape(ranks, len(parts), count) for t in (table, on_device))
+        return cls(dist.get_rank(group), experts, on_host, on_device, bool(table[:, 1].any()))
+
+    def sent(self, chunk: int) -> list[int]:
+        """Rows of this rank's tokens for the experts of each rank."""
+        own = self.rows[self.rank, chunk]
+        return [int(own[a:b].sum()) for a, b in zip(self.experts, self.experts[1:], strict=False)]
+
+    def received(self, chunk: int) -> list[int]:
+        """Rows of each rank's tokens for the experts of this one."""
+        return [int(n) for n in self._mine(self.rows, chunk).sum(1)]
+
+    def ids(self, chunk: int) -> torch.Tensor:
+        """Which of this rank's experts each row wants that is received."""
+        mine = self._mine(self.on_device, chunk)
+        experts = torch.arange(mine.shape[1], device=mine.device).repeat(mine.shape[0])
+        return experts.repeat_interleave(mine.reshape(-1), output_size=sum(self.received(chunk)))
+
+    def _mine(self, rows: torch.Tensor, chunk: int) -> torch.Tensor:
+        return rows[:, chunk, self.experts[self.rank] : self.experts[self.rank + 1]]
 
 
 def _of_own(
@@ -140,30 +159,7 @@ def _of_own(
     def compute(rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         if not rows.shape[0]:
             return rows
-        chosen = (ids.unsqueeze(1) == experts).float()
+        chosen = (ids.unsqueeze(1) == experts).to(rows.dtype)
         return ffn(rows, chosen, gate_up, down, activation=activation, top_k=1, scoring="softmax_after")
 
     return compute
-
-
-def _return(exchange: _Exchange, compute: Callable[..., torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Computes what has arrived and sends the results back."""
-    for transfer in exchange.pending:
-        transfer.wait()
-    made = compute(exchange.rows, exchange.ids).contiguous()
-    exchange.results = made.new_empty((sum(exchange.sent), made.shape[1]))
-    exchange.pending = [
-        dist.all_to_all_single(
-            exchange.results, made, exchange.sent, exchange.received, group=group, async_op=True
-        )
-    ]  # fmt: skip
-
-
-def _arrived(exchange: _Exchange, top_k: int) -> torch.Tensor:
-    """[M k D]: the results of a chunk, token by token."""
-    for transfer in exchange.pending:
-        transfer.wait()
-    assert exchange.results is not None
-    made = torch.empty_like(exchange.results)
-    made[exchange.order] = exchange.results
-    return made.reshape(-1, top_k, made.shape[-1])
