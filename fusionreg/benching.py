@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusionreg.core.bench import Outcome, Results, current, gains, measure, subjects
-from fusionreg.core.bench import tuning as core
+from fusionreg.core import bench as core
+from fusionreg.core.bench import Outcome, Preparation, Results, current, gains, measure, subjects, tuning
 from fusionreg.core.bench.results import PEERS
 from fusionreg.core.bench.tuned import ShippedParameters, TunedParameters
 from fusionreg.core.bench.tuning import Tuned
@@ -49,15 +49,35 @@ def bench(
     Raises: :class:`MissingDependencyError` without torch or a GPU, :class:`UnknownNameError` for a fusion, workload or
     competitor that nothing has.
     """
-    for peer in peers:
-        if peer not in PEERS:
-            raise UnknownNameError.among("competitor", peer, PEERS)
     catalog, device = _device(names, peers)
     tuned = ShippedParameters() if frozen else TunedParameters()
     wanted = subjects(catalog, device.target, names, only, tuned, device.multiprocessors)
     outcome = measure(wanted, device, out, again=again, time_limit=time_limit, progress=progress, count=count)
     gains.keep(*current(outcome.results, catalog, tuned), catalog, Cache())
     return outcome
+
+
+def prepare(
+    names: Sequence[str] = (),
+    *,
+    only: Sequence[str] = (),
+    out: Path = FOLDER,
+    again: bool = False,
+    frozen: bool = False,
+    peers: Sequence[str] = PEERS,
+    time_limit: float | None = None,
+    progress: Progress | None = None,
+    catalog: Catalog | None = None,
+) -> Preparation:
+    """Compiles what :func:`bench` would on its way, for as many processes at a time as there are processors: a run that
+    follows finds it in the caches. Inductor's tuner runs, and keeps what it finds; nothing else is timed.
+
+    Arguments and errors as for :func:`bench`; ``catalog``: the installed plugins, where the caller has loaded them.
+    """
+    catalog, device = _device(names, peers, catalog)
+    tuned = ShippedParameters() if frozen else TunedParameters()
+    wanted = subjects(catalog, device.target, names, only, tuned, device.multiprocessors)
+    return core.prepare(wanted, device, out, again=again, time_limit=time_limit, progress=progress)
 
 
 def tune(
@@ -78,9 +98,9 @@ def tune(
     """
     catalog, device = _device(names)
     wanted = subjects(catalog, device.target, names, only, multiprocessors=device.multiprocessors)
-    found = core.tune(wanted, device, Cache(), again=again, time_limit=time_limit, progress=progress)
+    found = tuning.tune(wanted, device, Cache(), again=again, time_limit=time_limit, progress=progress)
     if ship:
-        core.ship(found, catalog, device.environment)
+        tuning.ship(found, catalog, device.environment)
     return found
 
 
@@ -105,8 +125,13 @@ def ship(found: Results) -> tuple[Path, ...]:
     return gains.ship(*current(found, catalog, ShippedParameters()), catalog)
 
 
-def _device(names: Sequence[str], peers: Sequence[str] = ()) -> tuple[Catalog, TorchBench]:
-    catalog = load()
+def _device(
+    names: Sequence[str], peers: Sequence[str] = (), catalog: Catalog | None = None
+) -> tuple[Catalog, TorchBench]:
+    for peer in peers:
+        if peer not in PEERS:
+            raise UnknownNameError.among("competitor", peer, PEERS)
+    catalog = catalog or load()
     for name in names:
         catalog[name]
     try:

@@ -102,11 +102,18 @@ class Workload(Record):
     """Optional inputs that are left out."""
     layouts: FrozenDict[str, Literal["contiguous", "channels_last"]] = EMPTY
     """Input name → how it lies in memory (default ``contiguous``)."""
+    values: FrozenDict[str, str] = EMPTY
+    """Integer input → one of :data:`WHOLE_NUMBERS` and an expression over axes, as in ``below E`` (default ``below 5``;
+    for 8 bits, any)."""
     goal: str = ""
     """Milliseconds that it should take at most, an expression over :data:`GOAL_NAMES`; empty where there is none."""
     summary: str = ""
     """Where such a problem occurs."""
 
+
+#: What integer inputs of a workload hold, by the word before a number: any below it; different ones below it, at least
+#: along the last axis; rising ones along the last axis, evenly up to it.
+WHOLE_NUMBERS = ("below", "distinct", "rising")
 
 #: In ``KernelSpec.regions``: the whole pattern; in ``KernelSpec.strides``: every tensor.
 WHOLE = "*"

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fusionreg import benching
-from fusionreg.core.bench import Outcome, Results, current, gains
+from fusionreg.core.bench import Outcome, Preparation, Results, current, gains
 from fusionreg.core.bench.results import PEERS, file_name, read
 from fusionreg.core.bench.subject import Subject, workloads
 from fusionreg.core.bench.tuned import ShippedParameters, TunedParameters, key_of, tuning_environment
@@ -114,9 +114,7 @@ def _same(facts: dict[str, Any], environment: Any, whom: str) -> None:
 def measured(fusion: str, workloads: Sequence[str], known: str, options: dict[str, Any]) -> str:
     """On a worker: results of some workloads of one fusion as JSON; ``known``: what the file has, "" for nothing."""
     with TemporaryDirectory() as folder:
-        if known:
-            there = Results.model_validate_json(known)
-            there.write(Path(folder) / file_name(there.gpu))
+        _keep(known, Path(folder))
         outcome = benching.bench((fusion,), only=tuple(workloads), out=Path(folder), **options)
         return outcome.results.model_copy(update={"rows": outcome.rows}).model_dump_json()
 
@@ -168,6 +166,47 @@ def bench(
     rows = tuple(r for r in map(results.find, done) if r is not None)
     wanted = sum(len(some) for _, some in items)
     return Outcome(results, path, rows, len(done), 0, wanted - len(done), lost)
+
+
+def prepared(fusion: str, workloads: Sequence[str], known: str, options: dict[str, Any]) -> Preparation:
+    """On a worker: some workloads of one fusion; arguments as for :func:`measured`."""
+    with TemporaryDirectory() as folder:
+        _keep(known, Path(folder))
+        names = tuple(workloads)
+        return benching.prepare((fusion,), only=names, out=Path(folder), catalog=_catalog(), **options)
+
+
+def prepare(
+    on: Workers,
+    names: Sequence[str] = (),
+    *,
+    only: Sequence[str] = (),
+    out: Path = benching.FOLDER,
+    again: bool = False,
+    frozen: bool = False,
+    peers: Sequence[str] = PEERS,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Preparation:
+    """As :func:`fusionreg.benching.prepare`, workloads spread one by one over workers that share their caches."""
+    items = [(entry.name, [workload.name]) for entry, workload in workloads(load(), names, only)]
+    options = {"again": again, "frozen": frozen, "peers": tuple(peers)}
+    there = [read(path) for path in sorted(out.glob("*.json"))]
+    done = Preparation()
+    for ended, (index, made) in enumerate(
+        on.map(prepared, [(fusion, some, _rows_of(there, fusion, some), options) for fusion, some in items]), 1
+    ):
+        name = " ".join((items[index][0], *items[index][1]))
+        done += Preparation(left=1, remarks=(f"{name}: {made.reason}",)) if isinstance(made, Lost) else made
+        if progress is not None:
+            progress(ended, len(items), name)
+    return done
+
+
+def _keep(known: str, folder: Path) -> None:
+    """Rows as JSON, "" for none, as the file of a folder."""
+    if known:
+        there = Results.model_validate_json(known)
+        there.write(folder / file_name(there.gpu))
 
 
 def _rows_of(files: Sequence[Results], fusion: str, workloads: Sequence[str]) -> str:

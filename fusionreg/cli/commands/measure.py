@@ -14,7 +14,7 @@ from fusionreg.cli.choices import EXECUTOR_HELP
 from fusionreg.cli.output import JSON_HELP, print_json, progress, table
 
 if TYPE_CHECKING:
-    from fusionreg.core.bench import Result, Results
+    from fusionreg.core.bench import Preparation, Result, Results
 
 
 @app.command()
@@ -33,6 +33,9 @@ def bench(
     time_limit: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which no further workload is begun.")
     ] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Only compile what the workloads need, for a run that follows.")
+    ] = False,
     executor: Annotated[str, typer.Option(help=EXECUTOR_HELP)] = "",
     ship: Annotated[
         bool, typer.Option("--ship", help="Write the times into the plugins' packages: planning then goes by them.")
@@ -55,6 +58,13 @@ def bench(
         from fusionreg.core.bench.page import require
 
         require()
+    chosen = tuple(p for p in peers if p != "none") if peers else PEERS
+    if prepare:
+        with progress("compiling", quiet=json) as tell:
+            ready = _spread("prepare", executor, time_limit)(
+                fusions or (), only=only or (), out=out, again=again, frozen=frozen, progress=tell, peers=chosen
+            )
+        return print_json(vars(ready)) if json else typer.echo("\n".join((*ready.remarks, _said(ready))))
     old: Collection[tuple[str, str]] = ()
     if results is not None:
         found = read(results)
@@ -64,7 +74,7 @@ def bench(
         with progress("measuring", quiet=json) as tell:
             outcome = _spread("bench", executor, time_limit)(
                 fusions or (), only=only or (), out=out, again=again, frozen=frozen, progress=tell, count=count,
-                peers=tuple(p for p in peers if p != "none") if peers else PEERS,
+                peers=chosen,
             )  # fmt: skip
         found, rows, ok = outcome.results, outcome.rows, outcome.ok
         why = f"the device is lost: {outcome.lost}" if outcome.lost else "for lack of time"
@@ -88,8 +98,13 @@ def bench(
         raise typer.Exit(FAILED)
 
 
+def _said(ready: Preparation) -> str:
+    left = f", {ready.left} left" if ready.left else ""
+    return f"{ready.ready} ready, {ready.kept} have figures{left}"
+
+
 def _spread(command: str, executor: str, time_limit: float | None) -> Callable[..., Any]:
-    """``bench`` or ``tune``, here or on workers."""
+    """``bench``, its preparation or ``tune``, here or on workers."""
     if not executor:
         from fusionreg import benching
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .floors import Ceilings, Traffic
 from .measure import Bench, Check, Entrant, Outcome, measure
+from .preparing import Preparation, prepare
 from .results import Result, Results
 from .statistics import Spread, spread
 from .subject import Subject, current, subjects
@@ -18,6 +19,7 @@ __all__ = [
     "Check",
     "Entrant",
     "Outcome",
+    "Preparation",
     "Result",
     "Results",
     "Spread",
@@ -25,6 +27,7 @@ __all__ = [
     "Traffic",
     "current",
     "measure",
+    "prepare",
     "spread",
     "subjects",
 ]

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Protocol
 
 from ..cache import Cache
@@ -21,6 +22,8 @@ from .subject import Subject
 
 #: How often every competitor has its turn: a clock that drifts then shows as spread, not as a difference.
 ROUNDS = 2
+#: From so many times the fastest one's time on a competitor has one turn.
+FAR = 3.0
 
 Progress = Callable[[int, int, str], None]
 
@@ -105,6 +108,10 @@ class Bench(Protocol):
         """Puts a workload in place; its memory is free again afterwards."""
         ...
 
+    def ready(self, subject: Subject) -> Sequence[str]:
+        """Compiles what :meth:`prepare` and its entrants will ask for; what failed, and why."""
+        ...
+
     def lost(self) -> str:
         """Why the device is of no use to this process any more: an illegal access is not survived. "" while it is."""
         ...
@@ -174,7 +181,7 @@ def measure(
     kept, left, lost = 0, 0, ""
     for i, subject in enumerate(every):
         digest, there = subject.digest(bench.environment), results.find(subject.key)
-        if there is not None and _holds(there, digest, bench) and not again:
+        if there is not None and holds(there, digest, bench) and not again:
             done.append(subject.key)
             kept += 1
             continue
@@ -204,7 +211,7 @@ def measure(
     return Outcome(results, path, rows, len(done) - kept, kept, left, lost)
 
 
-def _holds(row: Result, digest: str, bench: Bench) -> bool:
+def holds(row: Result, digest: str, bench: Bench) -> bool:
     """Whether a row of the file stands for a measurement now: one that failed is tried again."""
     return row.status != "failed" and row.digest == digest and set(bench.peers) <= set(row.peers)
 
@@ -260,8 +267,10 @@ def compete(entrants: Sequence[Entrant], chosen: str) -> tuple[tuple[Column, ...
                 refused = f"{chosen} differs: {checks[e.name]}"
     samples: dict[str, list[float]] = {e.name: [] for e in entrants if e.name not in wrong and not refused}
     for _ in range(ROUNDS):
+        times = {name: median(found) for name, found in samples.items() if found and name not in wrong}
+        far = {name for name, ms in times.items() if ms > FAR * min(times.values())}
         for e in entrants:
-            if e.name in samples and e.name not in wrong:
+            if e.name in samples and e.name not in wrong and e.name not in far:
                 try:
                     samples[e.name] += e.sample()
                 except Exception as error:

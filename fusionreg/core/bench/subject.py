@@ -100,7 +100,10 @@ class Subject:
         return {c.kernel.name: self._hash([[*self._launched(c), self._unit(c)]], environment) for c in accepted}
 
     def _hash(self, kernels: list[Any], environment: Mapping[str, str]) -> str:
-        parts = [VERSION, self.workload.model_dump(mode="json"), list(self.entry.spec.pattern), *kernels]
+        workload = self.workload.model_dump(mode="json")
+        if not workload["values"]:  # digests from before there was such a field
+            del workload["values"]
+        parts = [VERSION, workload, list(self.entry.spec.pattern), *kernels]
         parts.append(sorted(environment.items()))
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -147,17 +150,14 @@ def _fitting(
 def workloads(
     catalog: Catalog, names: Sequence[str] = (), only: Sequence[str] = ()
 ) -> list[tuple[FusionEntry, Workload]]:
-    """The workloads of the fusions ``names`` (all by default) whose name or row is like one of ``only``.
+    """The workloads of the fusions ``names`` (all by default) whose name or row is like one of ``only``, in its order.
 
     Raises: :class:`UnknownNameError` for an unknown fusion, and where no workload is left.
     """
     entries = catalog.entries(names or sorted(catalog.fusions))
-    wanted = [
-        (entry, w)
-        for entry in entries
-        for w in entry.spec.workloads
-        if not only or any(fnmatch(w.name, o) or fnmatch(w.row, o) for o in only)
-    ]
+    every = [(entry, w) for entry in entries for w in entry.spec.workloads]
+    places = [next((i for i, o in enumerate(only) if fnmatch(w.name, o) or fnmatch(w.row, o)), None) for _, w in every]
+    wanted = [every[k] for i in range(len(only)) for k, place in enumerate(places) if place == i] if only else every
     if not wanted:
         known = [w.name for entry in entries for w in entry.spec.workloads]
         raise UnknownNameError.among("workload", ", ".join(only or names) or "any", known)

@@ -15,7 +15,7 @@ from ..frozen import FrozenDict
 from ..intervals import EXTENT, Conditions
 from ..pattern.instantiate import AttributeName, PatternGraph, parse_pattern
 from ..registry.entries import FusionEntry
-from ..spec import GOAL_NAMES, REQUIRED, AttributeSpec, Case, FusionSpec, OpSpec, Workload
+from ..spec import GOAL_NAMES, REQUIRED, WHOLE_NUMBERS, AttributeSpec, Case, FusionSpec, OpSpec, Workload
 from ..tensors import TensorType, folded_axis
 from .names import Problems, Scope, check_names
 
@@ -304,7 +304,7 @@ def check_case(problems: Problems, at: str, case: Case, entry: FusionEntry) -> N
 def check_workload(problems: Problems, at: str, workload: Workload, entry: FusionEntry) -> None:
     """Notes what in a workload does not fit the fusion, and what it leaves open: one problem is one shape and dtype."""
     spec = entry.spec
-    known = {"dtypes": tuple(spec.dtypes), "forms": tuple(spec.inputs), "layouts": tuple(spec.inputs)}
+    known = {"dtypes": tuple(spec.dtypes), **dict.fromkeys(("forms", "layouts", "values"), tuple(spec.inputs))}
     _check_problem(problems, at, workload, known, entry)
     for field, names in (("axes", entry.axes), ("dtypes", tuple(spec.dtypes))):
         told = {*getattr(workload, field), *spec.attributes, *entry.derived}
@@ -317,6 +317,12 @@ def check_workload(problems: Problems, at: str, workload: Workload, entry: Fusio
     for name, text in workload.forms.items():
         if name in entry.inputs and form_index(entry.inputs[name], text) is None:
             problems.add(f"{at}.forms", f"{name} is {text!r}", f"one form of {entry.inputs[name]}")
+    for name, text in workload.values.items():
+        word, _, number = text.partition(" ")
+        if word not in WHOLE_NUMBERS:
+            problems.add(f"{at}.values", f"{name} is {text!r}", f"a number behind one of {', '.join(WHOLE_NUMBERS)}")
+        else:
+            problems.expression(f"{at}.values", number, Scope(frozenset(workload.axes), predicates=frozenset()))
     if workload.goal:
         problems.expression(f"{at}.goal", workload.goal, Scope(frozenset(GOAL_NAMES), predicates=frozenset()))
 

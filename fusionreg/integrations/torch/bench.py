@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import platform
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -18,6 +17,7 @@ import torch
 from fusionreg.core.bench import Ceilings, Check, Entrant, Subject
 from fusionreg.core.bench.measure import Prepared
 from fusionreg.core.bench.results import PEERS
+from fusionreg.core.cache import Cache
 from fusionreg.core.compiler.nvrtc import version as nvrtc_version
 from fusionreg.core.errors import FusionregError, MissingDependencyError
 from fusionreg.core.frozen import FrozenDict
@@ -25,6 +25,7 @@ from fusionreg.core.runtime.driver import driver
 from fusionreg.core.runtime.kernels import device_target
 
 from .bench_arrays import Verifier, arrays_of, bound
+from .bench_compile import COMPILE_MODE, compile_all, compiled
 from .counting import Job, executed
 from .library_peers import LibraryPeer, library_peers
 from .peers import torch_module, undropped
@@ -32,16 +33,16 @@ from .probes import ceilings
 from .timing import BUDGET, Timer
 
 if TYPE_CHECKING:
-    from fusionreg.core.cache import Cache
     from fusionreg.core.registry.catalog import Catalog
     from fusionreg.core.registry.entries import KernelEntry
 
 #: Input sets that cold launches rotate among, at most; and the memory they may take.
 SETS, SETS_BYTES = 4, 8 << 30
+#: Seconds from which on a launch finds nothing of the one before in L2: then one set is enough.
+SLOW = 0.02
 #: Share of the usual time that a glance takes.
 GLANCE = 0.1
 Sampler = Callable[[Sequence[Callable[[], Any]], str, float], list[float]]
-COMPILE_MODE = "max-autotune-no-cudagraphs"
 _PACKAGES = ("torch", "triton", "cupy-cuda13x", "liger-kernel", "quack-kernels")
 
 
@@ -57,7 +58,7 @@ class TorchBench:
                 "cannot measure", "speed", f"torch {torch.__version__} finds no CUDA device", "a GPU",
                 "Run it where there is one: the simulator is never a source of timings",
             )  # fmt: skip
-        self.catalog, self._cache, self.peers = catalog, cache, tuple(peers)
+        self.catalog, self._cache, self.peers = catalog, cache or Cache(), tuple(peers)
         index = torch.cuda.current_device()
         self.gpu, self.target = torch.cuda.get_device_name(index), device_target(index)
         facts = torch.cuda.get_device_properties(index)
@@ -93,6 +94,16 @@ class TorchBench:
                 yield Prepared(place.entrants(self.peers), place.code)
             finally:
                 del place
+                torch._dynamo.reset()
+                if not self.lost():
+                    torch.cuda.empty_cache()
+
+    def ready(self, subject: Subject) -> tuple[str, ...]:
+        """Compiles what :meth:`prepare` and its entrants will ask for; see :func:`~.bench_compile.compile_all`."""
+        with _settings():
+            try:
+                return compile_all(subject, "cuda", self._cache, self.peers)
+            finally:
                 torch._dynamo.reset()
                 if not self.lost():
                     torch.cuda.empty_cache()
@@ -181,8 +192,8 @@ class Workbench:
     def entrants(self, peers: Sequence[str] = PEERS) -> tuple[Entrant, ...]:
         """Our kernels, then of ``peers`` eager and compile, then what libraries have."""
         found = [self.ours(c.kernel, c.params) for c in self.subject.selection.accepted]
-        plain = partial(_compiled, mode="default")  # of the twin that is only checked: nothing of it is tuned
-        for name, made, twin in (("eager", _forward, _forward), ("compile", _compiled, plain)):
+        plain = partial(compiled, mode="default")  # of the twin that is only checked: nothing of it is tuned
+        for name, made, twin in (("eager", _forward, _forward), ("compile", compiled, plain)):
             if name in peers:
                 found.append(Entrant(name, reason=self._why) if self.module is None else self._peer(name, made, twin))
         libraries = library_peers(self.subject.graph, self.subject.ops)
@@ -206,7 +217,13 @@ class Workbench:
     def ours(self, kernel: KernelEntry, params: Mapping[str, Any]) -> Entrant:
         """The kernel alone in its fusion, with these parameters: each is timed as itself, whatever dispatch prefers."""
         def bind() -> list[Any]:
-            return bound(self.subject, self.catalog, kernel, params, self.sets, self._cache)
+            one = partial(bound, self.subject, self.catalog, kernel, params, cache=self._cache)
+            (first,) = one(sets=self.sets[:1])
+            self._wait()
+            started = time.perf_counter()
+            first()
+            self._wait()
+            return [first] if time.perf_counter() - started > SLOW else [first, *one(sets=self.sets[1:])]
 
         def verify(call: Any) -> Check:
             for output in call.outputs:
@@ -245,6 +262,10 @@ class Workbench:
         bind = partial(self._calls, peer.call, peer.inputs)
         return self._entrant(peer.name, bind, verify, computes=peer.computes)
 
+    def _wait(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
     def _calls(self, function: Callable[..., Any], inputs: Sequence[str]) -> list[Any]:
         return [partial(function, *(arrays[n] for n in inputs)) for arrays in self.sets]
 
@@ -252,35 +273,6 @@ class Workbench:
 def _forward(module: Any) -> Callable[..., Any]:
     forward: Callable[..., Any] = module.forward
     return forward
-
-
-def _compiled(module: Any, mode: str = COMPILE_MODE) -> Callable[..., Any]:
-    """The module compiled; its first call, which tunes, keeps the tuner's tables and failed candidates to itself."""
-    compiled = torch.compile(module, mode=mode, dynamic=False, fullgraph=True)
-    tuned = False
-
-    def call(*arrays: Any) -> Any:
-        nonlocal tuned
-        if tuned:
-            return compiled(*arrays)
-        with _silence():
-            found = compiled(*arrays)
-        tuned = True
-        return found
-
-    return call
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _tuple(found: Any) -> tuple[Any, ...]:

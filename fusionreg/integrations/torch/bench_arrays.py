@@ -12,6 +12,7 @@ import torch
 from fusionreg.core.bench import Check, Subject
 from fusionreg.core.dtypes import dtype as dtype_row
 from fusionreg.core.errors import LaunchError
+from fusionreg.core.expressions import Expression
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph, GraphBuilder
 from fusionreg.core.ops import Vocabulary, default_vocabulary
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
-    """Input name → random array: normal floats, small integers. The second operand of a product is divided by the root
-    of the summed extent, so that results stay ordinary numbers, as they are in a model; what a gradient of a softmax
-    takes as its result is one, as a kernel may leave out what is 0 there."""
+    """Input name → random array: normal floats, integers as the workload says. The second operand of a product is
+    divided by the root of the summed extent, so that results stay ordinary numbers, as they are in a model; what a
+    gradient of a softmax takes as its result is one, as a kernel may leave out what is 0 there."""
     made = torch.Generator(device).manual_seed(seed)
     scales = _scales(subject)
     found = {}
@@ -41,14 +42,31 @@ def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
         shape = tuple(int(d) for d in value.shape or ())
         kind = torch_dtype(value.dtype)
         if dtype_row(value.dtype).floating:
-            array = torch.randn(shape, generator=made, device=device) * scales.get(name, 1.0)
+            array = torch.randn(shape, generator=made, device=device).mul_(scales.get(name, 1.0))
         else:
-            array = torch.randint(0, 2 if value.dtype == "bool" else 5, shape, generator=made, device=device)
+            array = _whole_numbers(subject, name, shape, made)
         array = array.to(kind)
         if subject.trial.layouts.get(name) == "channels_last" and array.ndim > 2:
             array = array.movedim(1, -1).contiguous().movedim(-1, 1)
         found[name] = array
     return found | _softmaxes(subject.graph, found) | _attentions(subject.graph, found)
+
+
+def _whole_numbers(subject: Subject, name: str, shape: tuple[int, ...], made: torch.Generator) -> Any:
+    """See ``core.spec.WHOLE_NUMBERS``."""
+    kind, place = subject.graph.values[name].dtype, {"generator": made, "device": made.device}
+    if kind in ("int8", "uint8") and name not in subject.workload.values:
+        return torch.randint(*((-128, 128) if kind == "int8" else (0, 256)), shape, **place)
+    word, _, text = subject.workload.values.get(name, "below 2" if kind == "bool" else "below 5").partition(" ")
+    number = int(Expression.parse(text)(subject.workload.axes))
+    if word == "distinct":
+        if math.prod(shape) <= number:
+            return torch.randperm(number, **place)[: math.prod(shape)].reshape(shape)
+        return torch.rand((*shape[:-1], number), **place).argsort(-1)[..., : shape[-1]]
+    if word == "rising":
+        ends = torch.arange(1, shape[-1] + 1, device=made.device) * number // shape[-1]
+        return ends.expand(shape)
+    return torch.randint(0, number, shape, **place)
 
 
 def _softmaxes(graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,8 +137,9 @@ def bound(
     found = [
         runtime.bind(entry.name, *(arrays.get(n) for n in entry.inputs), **subject.trial.keywords) for arrays in sets
     ]
-    if found[0].kernel != kernel.key:
-        raise LaunchError("cannot time", kernel.key, found[0].reason, "a kernel that accepts the arrays")
+    for one in found[:1]:
+        if one.kernel != kernel.key:
+            raise LaunchError("cannot time", kernel.key, one.reason, "a kernel that accepts the arrays")
     return found
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 #: Milliseconds of device time that one round of one competitor gets.
-BUDGET = 120.0
+BUDGET = 60.0
 _LEAST, _MOST, _WARM = 8, 400, 3
+#: Launches of what takes longer than the whole budget.
+_FEWEST = 2
 #: Calls inside one captured graph: what a replay itself costs is shared among them.
 CAPTURED = 10
 
@@ -27,10 +29,12 @@ class Timer:
     def cold(self, calls: Sequence[Callable[[], Any]], budget: float = BUDGET) -> list[float]:
         """Milliseconds of single launches. ``calls`` are the same work on different buffers, taken in turn; before
         each one the L2 is filled with something else."""
-        for i in range(max(_WARM, len(calls))):
-            calls[i % len(calls)]()
-        count = _count(budget, self._series(calls, 2))
-        return self._series(calls, count)
+        seen = self._series(calls, 1)
+        if seen[0] <= budget:
+            for i in range(max(_WARM, len(calls))):
+                calls[i % len(calls)]()
+            seen = self._series(calls, 2)
+        return self._series(calls, _count(budget, seen))
 
     def _series(self, calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
@@ -81,7 +85,8 @@ def replays(graph: Any, count: int) -> list[float]:
 
 
 def _count(budget: float, seen: Sequence[float]) -> int:
-    return max(_LEAST, min(_MOST, int(budget / max(min(seen), 1e-3))))
+    each = max(min(seen), 1e-3)
+    return _FEWEST if each > budget else max(_LEAST, min(_MOST, int(budget / each)))
 
 
 def fastest(call: Callable[[], Any], count: int = 10) -> float:

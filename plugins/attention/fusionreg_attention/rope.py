@@ -93,6 +93,9 @@ def _workload(name: str, sequences: int, length: int, places: int, paged: bool) 
     axes = {"B": sequences, "S": length, "H": 32, "G": 8, "D": 128, "R": 64, "L": 8192, **cache}
     return Workload(
         name=name, row="S23", mode="b", axes=axes, dtypes={"T": "bfloat16", "I": "int64"},
+        values={"positions": "below L", "slots": "distinct M * W", "table": "distinct N"}
+        if paged
+        else {"positions": "below L", "slots": "distinct C"},
         summary="both caches copied, as a caller has it who brings none",
     )  # fmt: skip
 

@@ -69,6 +69,7 @@ def _workload(name: str, sequences: int, length: int, half: bool) -> Workload:
         axes=axes if half else axes | {"R": 64, "L": 8192},
         dtypes={"T": "bfloat16"} if half else {"T": "bfloat16", "I": "int64"},
         forms={"cos": "T[1 1 S D]", "sin": "T[1 1 S D]"} if half else {},
+        values={} if half else {"positions": "below L"},
         summary="a layer of a decoder in prefill",
     )
 

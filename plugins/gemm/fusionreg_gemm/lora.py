@@ -106,6 +106,7 @@ def _workload(name: str, tokens: int, adapters: int, rank: int, n: int, k: int, 
         dtypes={"T": "bfloat16", "I": "int64"},
         absent=("ranks", "scales"),
         forms={"a": "T[E R K]", "b": "T[E N R]"},
+        values={"ids": "distinct E" if tokens == adapters else "below E"},
         goal=goal,
         summary="decoding, one adapter each" if tokens == adapters else "tokens of a few adapters",
     )

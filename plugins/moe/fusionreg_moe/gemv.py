@@ -73,6 +73,7 @@ def _workload(name: str, m: int, n: int, k: int, experts: int, trans: int, dtype
         dtypes={"T": dtype, "I": "int64"},
         attributes={"trans": trans, "indices": "none"},
         forms={"w": "T[E N K]" if trans else "T[E K N]"},
+        values={"ids": "below E"},
         goal=goal,
         summary="a projection of routed experts, decoding",
     )

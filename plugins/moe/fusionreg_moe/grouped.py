@@ -83,6 +83,7 @@ def _workload(name: str, rows: int, index: str, n: int, k: int, experts: int, to
         dtypes={"T": "bfloat16", "I": "int64", "J": "int32"},
         attributes={"trans": 1, "indices": "none"},
         forms={"w": "T[E N K]"},
+        values={"index": "below M", "ends": "rising P"},
         goal=goal,
         summary=index,
     )

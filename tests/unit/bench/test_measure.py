@@ -9,7 +9,17 @@ import graphs as kit
 import plugin_kit
 import pytest
 
-from fusionreg.core.bench import Ceilings, Check, Entrant, Subject, current, measure, subjects
+from fusionreg.core.bench import (
+    Ceilings,
+    Check,
+    Entrant,
+    Preparation,
+    Subject,
+    current,
+    measure,
+    prepare,
+    subjects,
+)
 from fusionreg.core.bench.measure import ROUNDS, Prepared, compete
 from fusionreg.core.bench.results import Results, file_name, read
 from fusionreg.core.errors import FusionregError, LaunchError, ModelError, UnknownNameError
@@ -34,6 +44,7 @@ class FakeBench:
         self.counts: dict[str, int] = {}
         self.dead = ""
         self.deadly = ""
+        self.remarks: dict[str, tuple[str, ...]] = {}
 
     def clock(self) -> float:
         return self.now
@@ -51,6 +62,11 @@ class FakeBench:
         kernels = [c.kernel.name for c in subject.selection.accepted]
         yield Prepared((*(self.entrant(k, True, 1.0) for k in kernels), self.entrant("eager", False, 2.0)), "x")
         self.now += 1.0
+
+    def ready(self, subject: Subject) -> tuple[str, ...]:
+        self.log.append(f"ready {subject.workload.name}")
+        self.now += 1.0
+        return tuple(self.remarks.get(subject.workload.name, ()))
 
     def lost(self) -> str:
         return self.dead
@@ -112,6 +128,25 @@ def test_everything_is_checked_before_anything_is_timed(every, tmp_path) -> None
     go(every[:1], bench, tmp_path)
     turns = ["time plain", "time eager"] * ROUNDS
     assert bench.log == ["ceilings", "small", "check plain", "check eager", *turns, "count small"]
+
+
+def test_what_is_far_behind_has_one_turn() -> None:
+    bench = FakeBench()
+    entrants = [bench.entrant(n, False, ms) for n, ms in (("fast", 1.0), ("near", 2.5), ("far", 4.0))]
+    columns, refused = compete(entrants, "fast")
+    assert not refused and ROUNDS > 1
+    assert {c.name: c.time.n for c in columns} == {"fast": 3 * ROUNDS, "near": 3 * ROUNDS, "far": 3}
+
+
+def test_preparing_compiles_what_has_no_figures(every, tmp_path) -> None:
+    go(every[:1], FakeBench(), tmp_path)
+    bench = FakeBench()
+    bench.remarks = {"large": ("compile: no compiler",)}
+    done = prepare(every, bench, tmp_path, clock=bench.clock)
+    assert done == Preparation(2, 1, 0, ("acme.add_relu large, compile: no compiler",))
+    assert bench.log == ["ready large", "ready wide"]
+    bench = FakeBench()
+    assert prepare(every, bench, tmp_path, again=True, time_limit=1.0, clock=bench.clock) == Preparation(1, 0, 2)
 
 
 def test_a_second_run_measures_nothing(every, tmp_path) -> None:

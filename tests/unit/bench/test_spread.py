@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusionreg import spreading
-from fusionreg.core.bench import Results
+from fusionreg.core.bench import Preparation, Results
 from fusionreg.core.bench.results import read
 from fusionreg.core.bench.subject import Subject
 from fusionreg.core.bench.tuned import kept, key_of, tuning_environment
@@ -69,6 +69,21 @@ def test_rows_of_a_lost_worker_are_left(found, one_each, tmp_path) -> None:
     assert "2 died" in outcome.lost
     with pytest.raises(FusionregError, match="2 died"):
         spreading.bench(Answers(lambda *_: Lost("2 died")), (FUSION,), only=OPTIONS, out=tmp_path / "none")
+
+
+def test_workloads_are_prepared_one_by_one(found, tmp_path) -> None:
+    found.write(tmp_path / "nvidia.json")
+
+    def answer(fusion, workloads, known, options):
+        if workloads == [OPTIONS[1]]:
+            return Lost("2 died")
+        return Preparation(ready=1, remarks=(Results.model_validate_json(known).rows[0].workload,))
+
+    on = Answers(answer)
+    done = spreading.prepare(on, (FUSION,), only=OPTIONS, out=tmp_path, peers=("eager",))
+    assert done == Preparation(1, 0, 1, (f"{FUSION} {OPTIONS[1]}: 2 died", OPTIONS[0]))
+    assert [item[1] for item in on.asked] == [[o] for o in OPTIONS]
+    assert all(item[3] == {"again": False, "frozen": False, "peers": ("eager",)} for item in on.asked)
 
 
 def test_another_gpu(found, one_each, tmp_path) -> None:

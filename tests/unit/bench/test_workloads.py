@@ -24,6 +24,7 @@ def problems(**changes) -> dict[str, str]:
 
 def test_a_workload_that_fits() -> None:
     assert not problems()
+    assert not problems(values={"bias": "distinct 2 * N"})
     assert not problems(batch=(2, 3), forms={"bias": "T[N]"}, goal="min(eager, compile) * 0.9", row="S8")
 
 
@@ -41,6 +42,9 @@ def test_a_workload_that_fits() -> None:
         ({"forms": {"bias": "U[N]"}}, "forms", "'U[N]'"),
         ({"forms": {"w": "T[N]"}}, "forms", "unknown 'w'"),
         ({"absent": ("bias",)}, "absent", "not optional"),
+        ({"values": {"w": "below N"}}, "values", "unknown 'w'"),
+        ({"values": {"bias": "above N"}}, "values", "one of below, distinct, rising"),
+        ({"values": {"bias": "below Q"}}, "values", "'Q'"),
         ({"goal": "min(eager, cublas)"}, "goal", "cublas"),
         ({"goal": "eager *"}, "goal", "eager *"),
         ({"goal": "rank(x)"}, "goal", "rank"),

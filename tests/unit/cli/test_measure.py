@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fusionreg import benching
-from fusionreg.core.bench import Ceilings, Outcome, Spread, subjects
+from fusionreg.core.bench import Ceilings, Outcome, Preparation, Spread, subjects
 from fusionreg.core.bench.results import Column, Result, Results, Run
 from fusionreg.core.bench.tuning import Tried, Tuned
 from fusionreg.core.frozen import FrozenDict
@@ -85,6 +85,21 @@ def test_a_run(cli, monkeypatch, tmp_path, status, code) -> None:
     )  # fmt: skip
     body = json.loads(cli("bench", "--json").out)
     assert body["gpu"] == "GPU 9" and body["format"] == "fusionreg-bench/1"
+
+
+def test_a_preparation(cli, monkeypatch) -> None:
+    asked = {}
+
+    def prepare(names, **options):
+        asked.update(options, names=names)
+        return Preparation(3, 1, 2, ("acme.add_relu small, compile: no",))
+
+    monkeypatch.setattr(benching, "prepare", prepare)
+    ran = cli("bench", "acme.add_relu", "--prepare", "--only", "S8", "--peers", "eager", "--time-limit", "9")
+    said = ["acme.add_relu small, compile: no", "3 ready, 1 have figures, 2 left"]
+    assert ran.code == 0 and ran.out.splitlines() == said and asked["names"] == ["acme.add_relu"]
+    assert (asked["only"], asked["peers"], asked["time_limit"]) == (["S8"], ("eager",), 9)
+    assert cli("bench", "--prepare", "--json").json["left"] == 2
 
 
 def test_tune(cli, monkeypatch) -> None:

@@ -17,10 +17,14 @@ from catalogs import shipped  # noqa: E402
 
 from fusionreg.benching import bench  # noqa: E402
 from fusionreg.core.bench import Subject  # noqa: E402
+from fusionreg.core.cache import Cache  # noqa: E402
+from fusionreg.core.compiler import compile_source  # noqa: E402
 from fusionreg.core.errors import MissingDependencyError, UnknownNameError  # noqa: E402
 from fusionreg.core.frozen import FrozenDict  # noqa: E402
+from fusionreg.core.render import render  # noqa: E402
 from fusionreg.core.spec import Tolerance, Workload  # noqa: E402
 from fusionreg.integrations.torch import bench as home  # noqa: E402
+from fusionreg.integrations.torch import bench_compile as ahead  # noqa: E402
 from fusionreg.integrations.torch.bench import TorchBench, Workbench  # noqa: E402
 from fusionreg.integrations.torch.bench_arrays import Verifier, arrays_of  # noqa: E402
 from fusionreg.integrations.torch.library_peers import library_peers  # noqa: E402
@@ -74,6 +78,52 @@ def test_inputs() -> None:
     assert all(torch.equal(first[k], again[k]) and not torch.equal(first[k], other[k]) for k in first)
     assert first["w"].float().std() == pytest.approx(32**-0.5, rel=0.1)
     assert first["x"].float().std() == pytest.approx(1.0, rel=0.2)
+
+
+def test_integers_are_what_the_workload_says() -> None:
+    """Adapters and experts that differ: as many matrices are read as a model reads."""
+    def made(fusion: str, name: str, **axes: int) -> dict[str, torch.Tensor]:
+        entry, ops = shipped()[fusion], shipped().ops
+        workload = next(w for w in entry.spec.workloads if w.name == name)
+        small = workload.model_copy(update={"axes": workload.axes | axes})
+        return arrays_of(Subject.of(entry, small, "sm_90a", ops), "cpu", 0)
+
+    ids = made("gemm.lora_routed", "64x4096x4096-r16", N=16, K=16)["ids"]
+    assert ids.sort().values.tolist() == [*range(64)] and ids.tolist() != [*range(64)]
+    grouped = made("moe.index_select_gemm", "qwen3-16", N=16, K=16, E=6)
+    assert grouped["ends"].tolist() == [21, 42, 64, 85, 106, 128] and grouped["ends"].dtype == torch.int32
+    assert set(grouped["index"].tolist()) == {*range(16)}
+    small = {"H": 2, "G": 1, "D": 16, "R": 8, "L": 64, "C": 48}
+    slots = made("attention.rope_kv_append", "prefill-8x2048", S=40, **small)["slots"]
+    assert all(len({*row}) == 40 and max(row) < 48 for row in slots.tolist()) and slots[0].tolist() != slots[1].tolist()
+    w = made("gemm.dequantize", "16x14336x4096-w8", N=64, K=64)["w"]
+    assert (w.min(), w.max()) == (-128, 127)
+
+
+def test_compiling_ahead(tmp_path, monkeypatch) -> None:
+    """Cubins are in the cache then; what does not compile is told, and the rest still is."""
+    asked = []
+
+    def compiled(module, mode="tuned"):
+        asked.append(mode)
+        return module if mode == "default" else fails
+
+    monkeypatch.setattr(ahead, "compiled", compiled)
+    entry, cache = shipped()["norm.gelu_dropout_layernorm"], Cache(tmp_path)
+    workload = Workload(name="w", axes={"M": 4, "N": 64}, dtypes={"T": "bfloat16"}, attributes={"p": 0.5})
+    subject = Subject.of(entry, workload, "sm_90a", OPS)
+    only = replace(subject, selection=replace(subject.selection, accepted=subject.selection.accepted[-1:]))
+    assert ahead.compile_all(only, "cpu", cache, ("eager", "compile")) == ("compile: no",)
+    assert asked == ["tuned", "default"]  # as it is, and with nothing dropped
+    (candidate,) = only.selection.accepted
+    source = render(entry, candidate.kernel, only.problem, candidate.params)
+    assert compile_source(source, cache).cached and ahead.compile_all(only, "cpu", cache, ()) == ()
+    monkeypatch.setattr(ahead, "render", fails)
+    assert ahead.compile_all(only, "cpu", cache, ()) == (f"{candidate.kernel.key}: no",)
+
+
+def fails(*_):
+    raise RuntimeError("no\nway")
 
 
 def test_channels_last() -> None:

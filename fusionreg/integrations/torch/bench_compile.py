@@ -1,0 +1,85 @@
+"""Code that a workload needs compiled: the torch peer's, and all of it ahead of a run, on no clock."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusionreg.core.bench import Subject
+from fusionreg.core.compiler import compile_source
+from fusionreg.core.render import render
+
+from .bench_arrays import arrays_of
+from .library_peers import library_peers
+from .peers import torch_module, undropped
+
+if TYPE_CHECKING:
+    from fusionreg.core.cache import Cache
+    from fusionreg.core.problem import Candidate
+
+COMPILE_MODE = "max-autotune-no-cudagraphs"
+
+
+def compiled(module: Any, mode: str = COMPILE_MODE) -> Callable[..., Any]:
+    """The module compiled; its first call, which tunes, keeps the tuner's tables and failed candidates to itself."""
+    function = torch.compile(module, mode=mode, dynamic=False, fullgraph=True)
+    tuned = False
+
+    def call(*arrays: Any) -> Any:
+        nonlocal tuned
+        if tuned:
+            return function(*arrays)
+        with _silence():
+            found = function(*arrays)
+        tuned = True
+        return found
+
+    return call
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def compile_all(subject: Subject, device: str, cache: Cache, peers: Sequence[str]) -> tuple[str, ...]:
+    """Compiles our kernels and what ``peers`` run on a workload, so that the caches have it: what failed, and why.
+
+    Inductor's tuner runs, and keeps what it finds in a cache of its own; nothing else is timed.
+    """
+    def ours(c: Candidate) -> None:
+        compile_source(render(subject.entry, c.kernel, subject.problem, c.params), cache)
+
+    accepted = (c for c in subject.selection.accepted if not c.kernel.spec.library)
+    works: list[tuple[str, Callable[[], Any]]] = [(c.kernel.key, partial(ours, c)) for c in accepted]
+    others = [p for p in library_peers(subject.graph, subject.ops) if p.name in peers]
+    if "compile" in peers or others:
+        arrays = arrays_of(subject, device, 0)
+        given = [arrays[n] for n in subject.graph.inputs]
+    if "compile" in peers:
+        works.append(("compile", lambda: compiled(torch_module(subject.graph, subject.ops, device))(*given)))
+        still = undropped(subject.graph)
+        if still is not None:
+            works.append(("compile", lambda: compiled(torch_module(still, subject.ops, device), "default")(*given)))
+    works += [(p.name, partial(p.call, *(arrays[n] for n in p.inputs))) for p in others]
+    failed = []
+    for name, work in works:
+        try:
+            work()
+        except Exception as error:  # whatever a peer's compiler raises is that peer's reason
+            failed.append(f"{name}: {next(iter(str(error).splitlines()), type(error).__name__)}")
+    return tuple(failed)
