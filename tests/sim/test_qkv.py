@@ -30,23 +30,32 @@ def test_conforms(fusion):
     assert report.counts["PASSED"] >= 25
 
 
-def runtime(fusion: str) -> Runtime:
+def runtime(fusion: str, kernel: str = "fused") -> Runtime:
     entry = CATALOG[fusion]
-    kernels = tuple(replace(k, spec=k.spec.model_copy(update={"pending": ""})) for k in entry.kernels)
+    kernels = (replace(k, spec=k.spec.model_copy(update={"pending": ""})) for k in entry.kernels if k.name == kernel)
+    kernels = tuple(kernels)
     return Runtime(replace(CATALOG, fusions=FrozenDict({fusion: replace(entry, kernels=kernels)})), device="sim")
 
 
 @pytest.mark.parametrize(
-    ("packed", "groups", "causal", "trans"), [(False, 3, 0, 1), (False, 1, 1, 1), (True, 3, 1, 0), (True, 3, 0, 1)]
+    ("kernel", "packed", "groups", "causal", "trans", "width"),
+    [
+        ("fused", False, 3, 0, 1, 32),
+        ("fused", False, 1, 1, 1, 32),
+        ("fused", True, 3, 1, 0, 32),
+        ("fused", True, 3, 0, 1, 32),
+        ("wgmma", False, 1, 0, 1, 64),
+        ("wgmma", True, 3, 1, 0, 128),
+    ],
 )
-def test_against_torch(packed, groups, causal, trans):
+def test_against_torch(kernel, packed, groups, causal, trans, width):
     torch.manual_seed(1)
-    b, s, c, heads, width = 2, 70, 48, 3, 32
+    b, s, c, heads = 2, 70, 48, 3
     columns = (3 * heads * width,) if packed else (heads * width, groups * width, groups * width)
     x = torch.randn(b, s, c).bfloat16()
     weights = [torch.randn(n, c).bfloat16() / 7 for n in columns]
     biases = [torch.randn(n).bfloat16() for n in columns]
-    mask = torch.randn(s, s).bfloat16()
+    mask = torch.randn(s, s).bfloat16() * (kernel == "fused")  # the other has none
     rows = torch.cat([F.linear(x.double(), w.double(), v.double()) for w, v in zip(weights, biases, strict=True)], -1)
     parts = rows.split([n * width for n in (heads, groups, groups)], -1)
     q, k, v = (t.view(b, s, -1, width).transpose(1, 2) for t in parts)
@@ -58,29 +67,34 @@ def test_against_torch(packed, groups, causal, trans):
         return t.contiguous().float().numpy().astype(ml_dtypes.bfloat16)
 
     name = f"attention.qkv_{'packed_' if packed else ''}sdpa"
-    given = [array(x), *(array(w if trans else w.T) for w in weights), *map(array, biases), array(mask)]
+    given = [array(x), *(array(w if trans else w.T) for w in weights), *map(array, biases)]
+    given.append(array(mask) if kernel == "fused" else None)
     more = {} if packed else {"G": groups}
-    found = runtime(name).call(name, *given, H=heads, transB=trans, is_causal=causal, scaling="usual", **more)
+    found = runtime(name, kernel).call(name, *given, H=heads, transB=trans, is_causal=causal, scaling="usual", **more)
     error = np.abs(found.astype(np.float64) - want)
     assert error.max() < 0.05 and np.sqrt((error**2).mean() / (want**2).mean()) < 0.01
 
 
 @pytest.mark.parametrize(
-    ("text", "other"),
+    ("kernel", "text", "other"),
     [
-        ("  fr::grid_sync();\n", ""),
-        ("fr::cp_async_wait<STAGES - 2>();", ""),
-        ("tile.shared * D, columns, fr::i64{n}", "0, columns, fr::i64{n}"),
-        ("low += fr::to_float(bv[column])", "low += 0.0f"),
-        ("fmaf(total[r], shrink, part)", "total[r] + part"),
-        ("(key < seen.low || key > seen.high)", "false"),
+        ("fused", "  fr::grid_sync();\n", ""),
+        ("fused", "fr::cp_async_wait<STAGES - 2>();", ""),
+        ("fused", "tile.shared * D, columns, fr::i64{n}", "0, columns, fr::i64{n}"),
+        ("fused", "low += fr::to_float(bv[column])", "low += 0.0f"),
+        ("fused", "fmaf(total[r], shrink, part)", "total[r] + part"),
+        ("fused", "(key < seen.low || key > seen.high)", "false"),
+        ("wgmma", "fr::grid_sync();", "__syncthreads();"),
+        ("wgmma", "fmaf(total[r], shrink[r], part)", "total[r] + part"),
+        ("wgmma", "(8 * j + e > high)", "(false)"),
     ],
 )
-def test_faults_are_noticed(text, other):
+def test_faults_are_noticed(kernel, text, other):
     entry, executor = CATALOG["attention.qkv_sdpa"], SimExecutor(Cache(), target="sm_90a", multiprocessors=3)
-    for trial in derive(entry, entry.kernel("fused"), "sm_90a", "quick"):
-        if trial.dtypes["T"] == "bfloat16" and trial.name.rpartition("-")[2] in ("base", "tails", "tiles", "causal"):
-            found = prepare(entry, entry.kernel("fused"), trial, executor)
+    names = ("base", "tails", "tiles", "causal", "wide_causal", "wider_causal")
+    for trial in derive(entry, entry.kernel(kernel), "sm_90a", "quick"):
+        if trial.name.rpartition("-")[2] in names:
+            found = prepare(entry, entry.kernel(kernel), trial, executor)
             if isinstance(found, Job) and text in found.source.text:
                 broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
                 if execute(broken, executor, CATALOG.ops, stress="sync" in text).status.failed:

@@ -8,8 +8,9 @@ and v's, each by head.
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Tolerance, Workload
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Tolerance, Workload
 
+from .qkv_kernels import kernels
 from .sdpa import MASK
 
 _ATTRIBUTES = {
@@ -61,8 +62,14 @@ _SCORES = tuple(
 
 def _cases(packed: bool) -> tuple[Case, ...]:
     def case(name: str, heads: int, summary: str = "", values: dict[str, str] | None = None, **axes: int) -> Case:
-        attributes = {"H": heads, **({} if packed else {"G": heads}), "is_causal": int(name == "causal")}
+        attributes = {"H": heads, **({} if packed else {"G": heads}), "is_causal": int("causal" in name)}
         return Case(name=name, axes=axes, attributes=attributes, values=values or {}, summary=summary)
+
+    def wide(name: str, heads: int, width: int, **axes: int) -> Case:
+        n = heads * width
+        columns = {"N": 3 * n} if packed else {"N": n, "J": n, "U": n}
+        found = case(name, heads, f"heads of {width}", None, **columns, **axes)
+        return found.model_copy(update={"absent": ("mask",), "attributes": found.attributes | {"scaling": "usual"}})
 
     shared = Case(name="shared_heads", axes={"J": 32, "U": 32}, attributes={"H": 4, "G": 2})
     return (
@@ -71,45 +78,10 @@ def _cases(packed: bool) -> tuple[Case, ...]:
         case("nothing_allowed", 4, "no key: rows of 0", {"mask": "zeros"}, S=20),
         case("tiles", 2, "several tiles of each", S=130, C=72),
         *(() if packed else (shared,)),
-    )
-
-
-
-
-def _kernel(packed: bool) -> KernelSpec:
-    columns = "N" if packed else "(N + 2 * J)"
-    width = "N // (3 * H)" if packed else "N // H"
-    tiles = "ceildiv(N, 64)" if packed else "ceildiv(N, 64) + 2 * ceildiv(J, 64)"
-    return KernelSpec(
-        name="fused",
-        template="qkv_fused.cu.j2",
-        summary="one cooperative launch: projections into the workspace, a barrier over the grid, then attention",
-        targets=("sm_90a", "sm_100f"),
-        rounding="per_op",
-        requires=(
-            'T in ("float16", "bfloat16")',
-            f"{width} in (16, 32, 64, 128)",
-            *(() if packed else ("J == U", "aligned(wq, 16) and aligned(wk, 16) and aligned(wv, 16)")),
-            *(("aligned(w, 16)",) if packed else ()),
-            "C % 8 == 0 and aligned(x, 16) and N % 8 == 0",
-            f"B * S * {columns} < 2147483648",
-        ),
-        strides=("mask",),
-        params={"D": (64, 128, 32, 16)},
-        valid=(f"D == {width}",),
-        constants={
-            "MASK_FORM": "form(mask)",
-            "PACKED": str(int(packed)),
-            **{f"BIAS_{n.upper()}": f"1 if present({'b' if packed else f'b{n}'}) else 0" for n in "qkv"},
-        },
-        grid=f"max(1, min(2 * multiprocessors, max(ceildiv(B * S, 64) * ({tiles}), B * H * ceildiv(S, 64))))",
-        block="128",
-        cooperative=True,
-        min_blocks=2,
-        shared_memory="max(40960, 640 * (D + 8))",
-        workspace=f"max(B * S, 1) * {columns} * 2",
-        pending="" if packed else "beside an infinite bias of v, weights that fp16 rounds to 0 gave NaN once",
-        estimate=f"1e-5 + B * S * C * {columns} * 2 / 2e14 + B * S * S * {'N // 3' if packed else 'N'} * 4 / 1.5e14",
+        wide("wide", 2, 64, S=24),
+        wide("wide_causal", 3, 64, S=200, C=136),
+        wide("wider", 1, 128, S=130),
+        wide("wider_causal", 2, 128, S=72, C=72),
     )
 
 
@@ -169,7 +141,7 @@ def _fusion(packed: bool) -> FusionSpec:
             _workload("8x2048x4096-h32", 8, 2048, 4096, 32, packed),
             _workload("1x128x768-h12", 1, 128, 768, 12, packed),
         ),
-        kernels=(_kernel(packed),),
+        kernels=kernels(packed),
         tags=("S12", "attention"),
     )
 

@@ -1,0 +1,101 @@
+"""Kernels of the fusions in ``qkv``."""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import KernelSpec, TensorMap
+
+
+def _fused(packed: bool) -> KernelSpec:
+    columns = "N" if packed else "(N + 2 * J)"
+    width = "N // (3 * H)" if packed else "N // H"
+    tiles = "ceildiv(N, 64)" if packed else "ceildiv(N, 64) + 2 * ceildiv(J, 64)"
+    return KernelSpec(
+        name="fused",
+        template="qkv_fused.cu.j2",
+        summary="one cooperative launch: projections into the workspace, a barrier over the grid, then attention",
+        targets=("sm_90a", "sm_100f"),
+        rounding="per_op",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            f"{width} in (16, 32, 64, 128)",
+            *(() if packed else ("J == U", "aligned(wq, 16) and aligned(wk, 16) and aligned(wv, 16)")),
+            *(("aligned(w, 16)",) if packed else ()),
+            "C % 8 == 0 and aligned(x, 16) and N % 8 == 0",
+            f"B * S * {columns} < 2147483648",
+        ),
+        strides=("mask",),
+        params={"D": (64, 128, 32, 16)},
+        valid=(f"D == {width}",),
+        constants={
+            "MASK_FORM": "form(mask)",
+            "PACKED": str(int(packed)),
+            **{f"BIAS_{n.upper()}": f"1 if present({'b' if packed else f'b{n}'}) else 0" for n in "qkv"},
+        },
+        grid=f"max(1, min(2 * multiprocessors, max(ceildiv(B * S, 64) * ({tiles}), B * H * ceildiv(S, 64))))",
+        block="128",
+        cooperative=True,
+        min_blocks=2,
+        shared_memory="max(40960, 640 * (D + 8))",
+        workspace=f"max(B * S, 1) * {columns} * 2",
+        pending="weights of fp16 reach further down now; not yet run so on a GPU",
+        estimate=f"1e-5 + B * S * C * {columns} * 2 / 2e14 + B * S * S * {'N // 3' if packed else 'N'} * 4 / 1.5e14",
+    )
+
+
+def _wgmma(packed: bool) -> KernelSpec:
+    columns = "N" if packed else "(N + 2 * J)"
+    width = "N // (3 * H)" if packed else "N // H"
+    weights = {"w": "N"} if packed else {"wq": "N", "wk": "J", "wv": "U"}
+    parts = "B * ceildiv(S, BK) * (BK // 64)"
+    tiles = f"ceildiv({parts}, CONSUMERS) * ceildiv({columns}, 64 * PIECES)"
+    return KernelSpec(
+        name="wgmma",
+        template="qkv_wgmma.cu.j2",
+        summary="wgmma fed by TMA, one cooperative launch: what the projections write is what attention's copies read",
+        targets="sm_90a",
+        rounding="per_op",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "not present(mask)",
+            f"{width} in (64, 128)",
+            *(() if packed else ("J == U",)),
+            f"B * (S + 127) * {columns} < 17179869184 and B * H * S < 1073741824",
+        ),
+        params={"D": (128, 64)},
+        valid=(f"D == {width}",),
+        constants={
+            "PACKED": str(int(packed)),
+            "CONSUMERS": "3",
+            "PIECES": "3",  # columns of a tile of the projection, by 64
+            "STAGES": "4",
+            "BK": "64 if D == 128 else 128",
+            "ROOM": "max((STAGES * (CONSUMERS + PIECES) + CONSUMERS) * 8192, (256 * CONSUMERS + 8 * BK) * D)",
+            **{f"BIAS_{n.upper()}": f"1 if present({'b' if packed else f'b{n}'}) else 0" for n in "qkv"},
+        },
+        tensor_maps=(
+            TensorMap(name="x_map", operand="x", box=("64", "64", "1"), swizzle="128", l2_promotion=256),
+            *(
+                TensorMap(
+                    name=f"{name}_map", operand=name, dims=("C if transB else " + n, n + " if transB else C"),
+                    box=("64", "64"), swizzle="128", l2_promotion=256,
+                )
+                for name, n in weights.items()
+            ),
+            TensorMap(name="y_map", operand="y", box=("64", "64", "1"), swizzle="128"),
+        ),
+        grid=f"max(1, min(multiprocessors, max({tiles}, B * H * ceildiv(S, 64 * CONSUMERS))))",
+        block="128 * (CONSUMERS + 1)",
+        cooperative=True,
+        min_blocks=1,
+        shared_memory="ROOM + (2 * STAGES + 10) * 8",
+        workspace=f"max(1, {parts}) * {columns} * 128",
+        estimate="1.4e-5 + ceildiv(C, 64) * 8e-7"
+        f" * ceildiv(ceildiv(B * S, 192) * ceildiv({columns}, 192), multiprocessors)"
+        f" + B * S * S * {'N // 3' if packed else 'N'} * 4 / 6.5e14 * (0.6 if is_causal else 1)",
+        pending="not yet run on a GPU",
+    )  # fmt: skip
+
+
+def kernels(packed: bool) -> tuple[KernelSpec, ...]:
+    """All of them, of the fusion with one weight, or with three."""
+    return _wgmma(packed), _fused(packed)
