@@ -8,9 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import fusionreg_gemm
-
-TEXT = (Path(fusionreg_gemm.__file__).parent / "templates" / "widen.cuh.j2").read_text()
+TEXT = (Path(__file__).parents[2] / "templates" / "widen.cuh.j2").read_text()
 CTYPES = {"int8": "signed char", "float8_e4m3fn": "__nv_fp8_e4m3", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 

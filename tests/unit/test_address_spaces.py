@@ -39,16 +39,7 @@ def branches(text: str) -> list[tuple[str, str]]:
     return found
 
 
-#: Templates whose wrappers are still to tell it: an edit voids what a GPU has proven, so it comes with the next proof.
-LATER = {"routed_decode.cu.j2"}
-
-
-def named(path: Path):
-    late = pytest.mark.xfail(path.name in LATER, reason="it reads by fr::load instead, unchecked", strict=True)
-    return pytest.param(path, id=path.name, marks=late)
-
-
-@pytest.mark.parametrize("path", map(named, TEMPLATES))
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.name) for path in TEMPLATES])
 def test_the_simulator_knows_of_instructions_for_global_memory(path):
     text = path.read_text()
     told = [(sim, device) for sim, device in branches(text) if GLOBAL.search(device)]

@@ -71,8 +71,9 @@ def rising(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.
 
 
 def bytes_(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
-    """Whole numbers from -128 to 127: every int8."""
-    return rng.integers(-128, 128, shape).astype(np.float64)
+    """Whole numbers from -128 to 127, or from 0 to 255: every byte."""
+    first = 0 if kind.kind == "u" else -128
+    return rng.integers(first, first + 256, shape).astype(np.float64)
 
 
 def seed(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:

@@ -8,7 +8,7 @@ from ..dtypes import dtype
 from .convolution import GEOMETRY, conv_shape, correlate
 from .define import operator, specs_in
 from .elementwise import without_overflow
-from .inference import Attributes, Constants, Inputs, Type, operand
+from .inference import Attributes, Constants, Inputs, Type, operand, times
 from .linear import product_shape
 
 
@@ -88,6 +88,21 @@ def dequantize_linear(
         y = xp.cast(x, wide) - xp.cast(_laid(xp, zero_point, x, axis, block_size), wide)
     y = xp.cast(y, xp.name_of(scale)) * _laid(xp, scale, x, axis, block_size)
     return xp.cast(y, xp.compute_name(output_dtype)) if output_dtype else y
+
+
+def _unpacked_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    x = operand(inputs, 0)
+    if x.shape is None:
+        return [("int8", None)]
+    return [("int8", (*x.shape[:-1], times(x.shape[-1], 2)))]
+
+
+@operator("fusionreg::UnpackInt4", "x", infer=_unpacked_type)
+def unpack_int4(xp: Any, x: Any) -> Any:
+    """The two numbers of each byte, -8 to 7, as int8: the lower half first; a half is 8 more than its number."""
+    wide = xp.cast(x, "int32")
+    halves = xp.ns.stack((wide % 16, wide // 16), axis=-1)
+    return xp.cast(xp.ns.reshape(halves, (*x.shape[:-1], 2 * x.shape[-1])) - 8, "int8")
 
 
 def _dynamic_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from fusionreg.core.spec import FusionSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import gemv, grouped, routed
+from . import gemv, grouped, routed, routed_backward, routed_quantized
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*gemv.FUSIONS, *grouped.FUSIONS, *routed.FUSIONS)
+    return (*gemv.FUSIONS, *grouped.FUSIONS, *routed.FUSIONS, *routed_backward.FUSIONS, *routed_quantized.FUSIONS)

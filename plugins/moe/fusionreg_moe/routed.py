@@ -11,13 +11,18 @@ from .routed_kernels import KERNELS
 from .routed_spellings import SPELLINGS
 from .routed_workloads import WORKLOADS
 
-_PATTERN = """
+ROUTING = """
 weights, ids = fusionreg.Route(
     logits, optional(bias), top_k=top_k, scoring=scoring, renormalise=renormalise, scale=scale
 )
-h = fusionreg.RoutedMatMul(Unsqueeze(x, (1,)), gate_up, ids, trans=1)
+""".strip()
+GATE = """
 gate, up = Split(h, axis=-1, num_outputs=2)
 a = any_of(Swish, Gelu, "activation", gelu_tanh=Gelu(approximate="tanh"), relu2=fusionreg.SquaredRelu)(gate)
+""".strip()
+_PATTERN = f"""{ROUTING}
+h = fusionreg.RoutedMatMul(Unsqueeze(x, (1,)), gate_up, ids, trans=1)
+{GATE}
 d = fusionreg.RoutedMatMul(Mul(a, up), down, ids, trans=1)
 y = fusionreg.RoutedSum(d, weights)
 """
@@ -73,6 +78,28 @@ _CASES = (
     ),
 )
 
+AXES = {
+    "M": "tokens",
+    "D": "channels of the model",
+    "E": "experts",
+    "J": "twice the hidden channels: gate's, then up's",
+    "I": "hidden channels of an expert",
+}
+ATTRIBUTES = {
+    "top_k": AttributeSpec(type="int", default=2, static=True, summary="experts of a token"),
+    "scoring": AttributeSpec(
+        type="str",
+        default="softmax",
+        choices=("softmax", "softmax_after", "sigmoid"),
+        static=True,
+        summary="of all logits, or a softmax of the chosen ones alone",
+    ),
+    "renormalise": AttributeSpec(
+        type="int", default=0, choices=(0, 1), summary="1 when the weights of a token are divided by their sum"
+    ),
+    "scale": AttributeSpec(type="float", default=1.0, summary="of all weights"),
+}
+
 ROUTED_FFN = FusionSpec(
     api=1,
     name="moe.routed_ffn",
@@ -87,28 +114,9 @@ ROUTED_FFN = FusionSpec(
     },
     outputs={"y": "T[M D]"},
     dtypes={"T": ("float16", "bfloat16", "float32"), "L": ("float32", "float16", "bfloat16")},
-    axes={
-        "M": "tokens",
-        "D": "channels of the model",
-        "E": "experts",
-        "J": "twice the hidden channels: gate's, then up's",
-        "I": "hidden channels of an expert",
-    },
+    axes=AXES,
     extents={"M": 8, "D": 64, "E": 6, "J": 96, "I": 48},
-    attributes={
-        "top_k": AttributeSpec(type="int", default=2, static=True, summary="experts of a token"),
-        "scoring": AttributeSpec(
-            type="str",
-            default="softmax",
-            choices=("softmax", "softmax_after", "sigmoid"),
-            static=True,
-            summary="of all logits, or a softmax of the chosen ones alone",
-        ),
-        "renormalise": AttributeSpec(
-            type="int", default=0, choices=(0, 1), summary="1 when the weights of a token are divided by their sum"
-        ),
-        "scale": AttributeSpec(type="float", default=1.0, summary="of all weights"),
-    },
+    attributes=ATTRIBUTES,
     autocast="lower",
     constraints=(
         "J == 2 * I",

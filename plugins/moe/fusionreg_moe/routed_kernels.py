@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec, TensorMap
 
-PLAIN = KernelSpec(
-    name="plain",
-    template="routed_plain.cu.j2",
-    summary="a block for each token: any shape, alignment, strides and number of experts",
-    rounding="per_op",
-    requires=("E <= 2147483647 - 32",),
-    strides=("x", "logits", "gate_up", "down"),
-    constants={"THREADS": "256", "FAST": "0"},
-    grid="M",
-    block="THREADS",
-    workspace="max(16, M * top_k * I * bits(T) // 8)",
-    estimate="5e-6 + ceildiv(M, 4 * multiprocessors) * (2e-6 + top_k * I * D * 3 * bits(T) / 8 / 5e9)",
-)
+
+def _stored(bits: int) -> dict[str, str]:
+    """How weights are stored: their bits, 16 for those of the dtype T; of a row the weights with one scale, 0 where all
+    have the same; whether all of an expert have."""
+    whole = "form(gate_up_scale)" if bits == 8 else "0"
+    return {"BITS": str(bits), "BLOCK": "block" if bits == 4 else "0", "WHOLE": whole}
+
+
+def plain(bits: int = 16) -> KernelSpec:
+    """For weights of so many bits."""
+    return KernelSpec(
+        name="plain",
+        template="routed_plain.cu.j2",
+        summary="a block for each token: any shape, alignment, strides and number of experts",
+        rounding="per_op",
+        pending="it has changed since a GPU ran it",
+        requires=("E <= 2147483647 - 32",),
+        strides=("x", "logits", "gate_up", "down") if bits == 16 else ("x", "logits"),
+        constants={"THREADS": "256", "FAST": "0", **_stored(bits)},
+        grid="M",
+        block="THREADS",
+        workspace="max(16, M * top_k * J * bits(T) // 16)",
+        estimate="5e-6 + ceildiv(M, 4 * multiprocessors) * (2e-6 + top_k * J * D * 1.5 * bits(T) / 8 / 5e9)",
+    )
+
 
 #: Rows of tokens that a tile has at most.
 _TOKENS = "128"
@@ -56,26 +68,32 @@ WGMMA = KernelSpec(
     estimate=f"2.5e-5 + max(min(E, {_ROWS}) * I * D * 6 / 4.3e12, {_ROWS} * I * D * 6 / 6e14)",
 )
 
-DECODE = KernelSpec(
-    name="decode",
-    template="routed_decode.cu.j2",
-    summary="up to 8 tokens: weights stream past once, straight into the operands of mma.sync; one barrier of the grid",
-    rounding="per_op",
-    requires=(
-        'T in ("float16", "bfloat16")',
-        "M <= 8 and I >= 8",
-        "D % 8 == 0 and I % 8 == 0",
-        "aligned(x, 16) and aligned(gate_up, 16) and aligned(down, 16)",
-        f"E <= 512 and {_ROWS} * max(I, D) <= 2147483647",
-    ),
-    constants={"THREADS": "512", "FAST": "1"},
-    grid=f"max(1, min(multiprocessors, ceildiv(max(min(E, {_ROWS}) * I // 8, ceildiv(D, 16)), 4)))",
-    block="THREADS",
-    cooperative=True,
-    min_blocks=1,
-    shared_memory="131072",
-    workspace=f"max(16, {_ROWS} * I * 2)",
-    estimate=f"1.3e-5 + min(E, {_ROWS}) * I * D * 6 / 3.8e12",
-)
 
-KERNELS = (DECODE, WGMMA, PLAIN)
+def decode(bits: int = 16) -> KernelSpec:
+    """For weights of so many bits."""
+    return KernelSpec(
+        name="decode",
+        template="routed_decode.cu.j2",
+        summary="up to 8 tokens: weights stream past once, into the operands of mma.sync; one barrier of the grid",
+        rounding="per_op",
+        pending="it has changed since a GPU ran it",
+        requires=(
+            *(('T in ("float16", "bfloat16")',) if bits == 16 else ()),
+            "M <= 8 and J >= 16",
+            f"D % {128 // bits} == 0 and J % {256 // bits} == 0",
+            *(("block % 128 == 0",) if bits == 4 else ()),
+            "aligned(x, 16) and aligned(gate_up, 16) and aligned(down, 16)",
+            f"E <= 512 and {_ROWS} * max(J // 2, D) <= 2147483647",
+        ),
+        constants={"THREADS": "512", "FAST": "1", "PIECES": "4" if bits > 4 else "2", **_stored(bits)},
+        grid=f"max(1, min(multiprocessors, ceildiv(max(min(E, {_ROWS}) * J // 16, ceildiv(D, 16)), 4)))",
+        block="THREADS",
+        cooperative=True,
+        min_blocks=1,
+        shared_memory="131072",
+        workspace=f"max(16, {_ROWS} * J)",
+        estimate=f"1.3e-5 + min(E, {_ROWS}) * J * D * {1.5 * bits / 8:g} / 3.8e12",
+    )
+
+
+KERNELS = (decode(), WGMMA, plain())

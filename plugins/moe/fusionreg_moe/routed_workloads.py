@@ -22,6 +22,36 @@ def _workload(model: str, axes: dict[str, int], top_k: int, tokens: int, goal: s
     )
 
 
+
+
+def quantized(words: str) -> tuple[Workload, ...]:
+    """The same layers with weights of fewer bits, of the fusion ``moe.<words>``."""
+    return tuple(
+        Workload(
+            name=f"{model}-{tokens}",
+            row="S18 more",
+            mode=mode,
+            axes={"M": tokens, **(_packed(axes) if "w4" in words else axes)},
+            dtypes={"T": "bfloat16", "L": "float32", **({} if "w4" in words else {"W": "float8_e4m3fn"})},
+            attributes={"top_k": top_k, "renormalise": 1, "activation": "Swish"},
+            absent=("bias",),
+            summary="decoding" if tokens <= 64 else "prefill",
+        )
+        for model, axes, top_k, tokens, mode in (
+            ("mixtral-8x7b", _MIXTRAL, 2, 1, "b"),
+            ("mixtral-8x7b", _MIXTRAL, 2, 64, "b"),
+            ("qwen3-30b-a3b", _QWEN3, 8, 1, "g"),
+            ("qwen3-30b-a3b", _QWEN3, 8, 64, "b"),
+        )
+    )
+
+
+def _packed(axes: dict[str, int]) -> dict[str, int]:
+    """Those of weights of 4 bits, with blocks of 128."""
+    d, i = axes["D"], axes["I"]
+    return {"D": d, "E": axes["E"], "J": axes["J"], "C": d // 2, "G": d // 128, "B": i // 2, "H": i // 128}
+
+
 WORKLOADS = (
     *(
         _workload("mixtral-8x7b", _MIXTRAL, 2, tokens, goal)
