@@ -131,6 +131,24 @@ class Registry(Mapping[str, FusionEntry]):
         cache = None if self.frozen else Cache()
         return MeasuredGains(self.catalog, self.runtime.kernel, self.runtime.target, cache)
 
+    def measure(self, plan: Plan, device: int = 0) -> int:
+        """Measures the sites that a plan rests on, and those that only a measurement could let in, on CUDA device
+        ``device``, in a process of its own: how many nobody had measured on this machine. The next plan knows.
+
+        Raises: :class:`ArgumentError` where what this machine found counts for nothing (``frozen``),
+        :class:`LaunchError` where they cannot be measured.
+        """
+        from fusionreg.core.bench.sites import unmeasured
+        from fusionreg.measuring import in_process
+
+        if self.frozen:
+            raise ArgumentError("cannot measure", "sites", "a frozen registry", "one that takes what it finds here")
+        sites = unmeasured(plan, self.catalog, self._gains.known)
+        if sites:
+            in_process(sites, device)
+            del self._gains
+        return len(sites)
+
     @property
     def _maker(self) -> Maker:
         return Maker(self.catalog.derive, supported)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
-from math import inf, log
+from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from ..cache import Cache, cache_key
 from ..errors import FusionregError, ModelError
-from ..frozen import FrozenDict
+from ..frozen import EMPTY, FrozenDict
 from ..planner.costs import Gain
 from ..planner.executor import Executor
 from ..spec import Record
@@ -53,6 +53,10 @@ class GainRow(Record):
     choices: FrozenDict[str, str]
     bytes: int
     """Of all inputs and outputs."""
+    axes: FrozenDict[str, int] = EMPTY
+    """Extent of every axis, where it is of a site of a model."""
+    batch: tuple[int, ...] = ()
+    """The leading ones."""
     ms: float
     """Our median."""
     peers: FrozenDict[str, float]
@@ -113,8 +117,13 @@ def keep(results: Results, outdated: Collection[tuple[str, str]], catalog: Catal
     for _, target, row in _rows(results, outdated, catalog):
         found.setdefault(target, []).append(row)
     for target, rows in found.items():
-        made = _merged(target, _kept(cache, target), rows, catalog)
-        cache.put(KIND, _key(target), made.model_dump_json().encode())
+        keep_rows(target, rows, catalog, cache)
+
+
+def keep_rows(target: str, rows: Iterable[GainRow], catalog: Catalog, cache: Cache) -> None:
+    """Rows of an architecture into the cache of this machine."""
+    made = _merged(target, _kept(cache, target), rows, catalog)
+    cache.put(KIND, _key(target), made.model_dump_json().encode())
 
 
 def _kept(cache: Cache, target: str) -> tuple[GainRow, ...]:
@@ -207,7 +216,7 @@ class MeasuredGains:
         if size <= 0 or any(isinstance(d, str) for d in (*match.axes.values(), *match.leading)):
             return None
         rows = [
-            (abs(log(size / r.bytes)), r.workload, column, r)
+            (not _same(r, match), abs(log(size / r.bytes)), r.workload, column, r)
             for r in self._of(match.base or match.fusion)
             if r.dtypes == match.dtypes
             and all(match.choices.get(k, v) == v for k, v in r.choices.items())
@@ -218,11 +227,16 @@ class MeasuredGains:
         if not rows:
             return None
         kernel = self._kernel(match)
-        distance, _, column, row = min((r for r in rows if r[3].kernel == kernel), default=(inf, "", "", rows[0][3]))
-        if distance == inf:
+        found = min((r for r in rows if r[-1].kernel == kernel), default=None)
+        if found is None:
             return None
+        *_, column, row = found
         ratio = row.ms / row.peers[column]
         return Gain(ratio, f"{row.fusion}/{row.kernel} on {row.workload}: {ratio:.2f}× {column}")
+
+    def known(self, fusion: str) -> tuple[str, ...]:
+        """Names of the workloads that there are rows of."""
+        return tuple(r.workload for r in self._of(fusion))
 
     def _of(self, fusion: str) -> tuple[GainRow, ...]:
         if fusion not in self._rows:
@@ -251,6 +265,11 @@ class MeasuredGains:
                 known = None
             self._files[path] = known.rows if known is not None else ()
         return self._files[path]
+
+
+def _same(row: GainRow, match: Match) -> bool:
+    """Whether a row is of the very extents."""
+    return row.axes != EMPTY and row.batch == match.leading and all(match.axes.get(k) == v for k, v in row.axes.items())
 
 
 def stale(catalog: Catalog) -> tuple[int, list[str]]:

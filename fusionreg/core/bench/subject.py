@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,10 @@ class Subject:
         """What dispatch picks; where all that accept the problem are pending, what it would pick."""
         accepted = self.selection.accepted
         return next((c for c in accepted if not c.kernel.spec.pending), accepted[0] if accepted else None)
+
+    def cold(self) -> Subject:
+        """The same, for single launches that find nothing in L2."""
+        return replace(self, workload=self.workload.model_copy(update={"mode": "b"}))
 
     def digest(self, environment: Mapping[str, str]) -> str:
         """SHA-256 over all that the figures depend on: the workload, the kernels that accept it as rendered and

@@ -19,6 +19,9 @@ Policy = Literal["off", "conservative", "balanced", "aggressive"]
 
 FUEL = "fuel"
 
+#: Why a match is not taken that only a measurement could let in.
+UNSURE = "the arithmetic of its products counts: it needs a measurement, and there is none of the like"
+
 
 def refusal(
     m: Match,
@@ -48,7 +51,7 @@ def refusal(
     if m.kept and not saving.wins:
         return f"interior values are needed elsewhere, {', '.join(m.kept)} would run beside it, and it {_lost(saving)}"
     if policy != "aggressive" and saving.unsure:
-        return "the arithmetic of its products counts: it needs a measurement, and there is none of the like"
+        return UNSURE
     if policy != "aggressive" and not saving.wins:
         return _lost(saving)
     return None

@@ -49,16 +49,23 @@ _PACKAGES = ("torch", "triton", "cupy-cuda13x", "liger-kernel", "quack-kernels")
 class TorchBench:
     """The current CUDA device; see ``core.bench.Bench``.
 
+    Args:
+        peers: competitors that are prepared.
+        mode: in which torch.compile competes.
+
     Raises: :class:`MissingDependencyError` where there is none: nothing else is a source of timings.
     """
 
-    def __init__(self, catalog: Catalog, cache: Cache | None = None, peers: Sequence[str] = PEERS) -> None:
+    def __init__(
+        self, catalog: Catalog, cache: Cache | None = None, peers: Sequence[str] = PEERS, mode: str = COMPILE_MODE
+    ) -> None:
         if not torch.cuda.is_available():
             raise MissingDependencyError(
                 "cannot measure", "speed", f"torch {torch.__version__} finds no CUDA device", "a GPU",
                 "Run it where there is one: the simulator is never a source of timings",
             )  # fmt: skip
         self.catalog, self._cache, self.peers = catalog, cache or Cache(), tuple(peers)
+        self._mode = mode
         index = torch.cuda.current_device()
         self.gpu, self.target = torch.cuda.get_device_name(index), device_target(index)
         facts = torch.cuda.get_device_properties(index)
@@ -74,7 +81,7 @@ class TorchBench:
                 "nvrtc": nvrtc_version(),
                 "python": platform.python_version(),
                 "tf32": "off",
-                "compile": COMPILE_MODE,
+                "compile": mode,
                 **{name: v for name in _PACKAGES if (v := _version(name))},
             }
         )
@@ -91,7 +98,7 @@ class TorchBench:
         with _settings():
             place = Workbench(subject, self.catalog, "cuda", self._cache, self._sample)
             try:
-                yield Prepared(place.entrants(self.peers), place.code)
+                yield Prepared(place.entrants(self.peers, self._mode), place.code)
             finally:
                 del place
                 torch._dynamo.reset()
@@ -189,11 +196,12 @@ class Workbench:
         except FusionregError as e:
             self._why = str(e)
 
-    def entrants(self, peers: Sequence[str] = PEERS) -> tuple[Entrant, ...]:
-        """Our kernels, then of ``peers`` eager and compile, then what libraries have."""
+    def entrants(self, peers: Sequence[str] = PEERS, mode: str = COMPILE_MODE) -> tuple[Entrant, ...]:
+        """Our kernels, then of ``peers`` eager and compile (in ``mode``), then what libraries have."""
         found = [self.ours(c.kernel, c.params) for c in self.subject.selection.accepted]
         plain = partial(compiled, mode="default")  # of the twin that is only checked: nothing of it is tuned
-        for name, made, twin in (("eager", _forward, _forward), ("compile", compiled, plain)):
+        tuned = partial(compiled, mode=mode)
+        for name, made, twin in (("eager", _forward, _forward), ("compile", tuned, plain)):
             if name in peers:
                 found.append(Entrant(name, reason=self._why) if self.module is None else self._peer(name, made, twin))
         libraries = library_peers(self.subject.graph, self.subject.ops)

@@ -32,6 +32,8 @@ class Options:
         report: called with the :class:`Report` of each graph.
         registry: the fusions to use; by default those of all installed plugins.
         device: where fused kernels run: ``cuda``, or ``sim`` for tensors on the CPU, which is for tests.
+        measure: sites that a plan rests on and nobody has measured on this machine are measured while compiling, beside
+            the inner backend's code for them, in a process of its own, and the plan is made again; results are kept.
         strict: raise where a graph cannot be rewritten, instead of leaving it as it is.
     """
 
@@ -43,6 +45,7 @@ class Options:
     report: Callable[[Report], None] | None = None
     registry: Registry | None = field(default=None, compare=False)
     device: str = "cuda"
+    measure: bool = False
     strict: bool = False
 
     @classmethod
@@ -65,6 +68,8 @@ class Options:
             raise UnknownNameError.among("inner backend", made.inner, INNER)
         if made.device not in ("cuda", "sim"):
             raise ArgumentError("cannot compile", "backend fusionreg", f"device {made.device!r}", "'cuda' or 'sim'")
+        if made.measure and made.device != "cuda":
+            raise ArgumentError("cannot measure", "backend fusionreg", f"device {made.device!r}", "device 'cuda'")
         if not isinstance(made.inner_options, Mapping):
             found = type(made.inner_options).__name__
             raise ArgumentError("cannot compile", "backend fusionreg", f"inner_options of type {found}", "a mapping")

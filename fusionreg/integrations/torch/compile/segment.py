@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fusionreg.core.errors import FusionregError
+from fusionreg.core.errors import FusionregError, ModelError
 from fusionreg.core.matcher.match import Match
 
 from ..operators import Operators
@@ -24,6 +24,10 @@ from .weaving import dressed, weave
 
 if TYPE_CHECKING:
     from fusionreg.api import Registry
+    from fusionreg.core.planner.plan import Plan
+
+#: How often a plan is made again at most, because measurements let in other sites than before.
+_TURNS = 3
 
 
 class Fuser:
@@ -87,10 +91,17 @@ class Fuser:
         def refuses(match: Match) -> str | None:
             return reach.refusal(match) or extents.refusal(match, self.operators.registry.catalog[match.fusion])
 
-        plan = self.registry.plan(
-            lowered.graph, policy=self.options.policy, refuses=refuses, gradients=gradients.backward,
-            executor=self._executor(), strides=reach.strides,
-        )  # fmt: skip
+        def planned() -> Plan:
+            return self.registry.plan(
+                lowered.graph, policy=self.options.policy, refuses=refuses, gradients=gradients.backward,
+                executor=self._executor(), strides=reach.strides,
+            )  # fmt: skip
+
+        plan = planned()
+        for _ in range(_TURNS if self.options.measure else 0):
+            if not self._measured(plan, reach.place):
+                break
+            plan = planned()
         self.reports.append(self._report(plan, lowered, gradients, reach))
         chosen = [m for m in plan.chosen if not reach.stands(m)]
         if not chosen:
@@ -101,6 +112,22 @@ class Fuser:
         for name, tensor in traced.constants.items():
             root.register_buffer(name, tensor, persistent=False)
         return torch.fx.GraphModule(root, graph)
+
+    def _measured(self, plan: Plan, place: torch.device) -> int:
+        """How many sites of a plan were measured now."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._tell("nothing is measured in one of several processes: each would choose for itself")
+            return 0
+        try:
+            return self.registry.measure(plan, place.index or 0)
+        except FusionregError as error:
+            self._tell(str(error))
+            return 0
+
+    def _tell(self, refused: str) -> None:
+        if self.options.strict:
+            raise ModelError("cannot compile", "backend fusionreg", refused, "sites that can be measured")
+        self.reports.append(Report(refused=(refused,)))
 
     def _executor(self) -> str:
         return "inductor" if self.options.inner == "inductor" else "eager"

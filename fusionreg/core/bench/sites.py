@@ -1,0 +1,120 @@
+"""Sites of a model as workloads: what dispatch would run there, beside the executor of the rest. Floor 7.
+
+A plan that rests on the model can have those sites measured that it rests on: the rows go to the cache of the machine,
+with the extents that they are of, and the next plan finds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ..errors import FusionregError
+from ..frozen import FrozenDict
+from ..planner.policies import UNSURE
+from ..spec import Record, Workload
+from .gains import FACTS, GainRow
+from .measure import compete
+from .shipped import kernel_digest
+from .subject import Subject
+
+if TYPE_CHECKING:
+    from ..matcher.match import Match
+    from ..planner.plan import Plan
+    from ..registry.catalog import Catalog
+    from .measure import Bench
+    from .subject import Tuning
+
+#: Bytes of a problem up to which it lies in L2 when its kernel starts, as it does in a model that has just written it.
+WARM = 48 << 20
+
+
+class Site(Record):
+    """A problem that a model has."""
+
+    fusion: str
+    """Of a derived one, that which it was derived from."""
+    workload: Workload
+
+
+def site_of(catalog: Catalog, match: Match) -> Site | None:
+    """The problem of a match; None where extents are symbolic, or it is none that can be made up."""
+    if any(isinstance(d, str) for d in (*match.axes.values(), *match.leading)):
+        return None
+    entry = catalog.get(match.base or match.fusion)
+    if entry is None:
+        return None
+    names = {*entry.spec.attributes, *entry.choices}
+    facts: dict[str, Any] = {
+        "axes": {k: v for k, v in match.axes.items() if k in entry.axes},
+        "batch": tuple(match.leading),
+        "dtypes": dict(match.dtypes),
+        "attributes": {k: v for k, v in {**match.attributes, **match.choices}.items() if k in names},
+        "absent": tuple(n for n in entry.inputs if n in entry.optional and n not in match.inputs),
+        "layouts": {n: "channels_last" for n, s in match.strides.items() if n in entry.inputs and _channels_last(s)},
+    }
+    text = json.dumps([entry.name, facts], sort_keys=True, default=str)
+    try:
+        name = f"site-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return Site(fusion=entry.name, workload=Workload(name=name, row="site", mode="g", **facts))
+    except ValidationError:  # attributes that are no scalars
+        return None
+
+
+def _channels_last(strides: Sequence[int]) -> bool:
+    return len(strides) > 2 and strides[1] == 1
+
+
+def unmeasured(plan: Plan, catalog: Catalog, known: Callable[[str], Collection[str]]) -> tuple[Site, ...]:
+    """What a plan rests on and nobody has measured on this machine: its sites, and those that only a measurement could
+    let in. ``known``: fusion → names of the workloads that there are rows of."""
+    matches = [*plan.chosen, *(x.match for x in plan.losers if x.reason == UNSURE)]
+    found = dict.fromkeys(s for m in matches if not m.captured and (s := site_of(catalog, m)) is not None)
+    return tuple(s for s in found if s.workload.name not in known(s.fusion))
+
+
+def measured(sites: Sequence[Site], bench: Bench, catalog: Catalog, tuned: Tuning | None) -> Iterator[GainRow]:
+    """A row of each site: our kernel and the peers of ``bench``, once all are held against float64. What cannot be
+    measured has a row without competitors: nobody asks for it again."""
+    for site in sites:
+        try:
+            subject = Subject.of(
+                catalog[site.fusion], site.workload, bench.target, catalog.ops, tuned, bench.multiprocessors
+            )
+        except FusionregError:
+            continue
+        if subject.chosen is not None:
+            yield _row(subject, bench)
+        if bench.lost():
+            return
+
+
+def _row(subject: Subject, bench: Bench) -> GainRow:
+    assert subject.chosen is not None
+    kernel, traffic = subject.chosen.kernel, subject.traffic
+    size = traffic.read + traffic.written
+    if size > WARM:
+        subject = subject.cold()
+    times: Mapping[str, float] = {}
+    try:
+        with bench.prepare(subject) as prepared:
+            entrants = [e for e in prepared.entrants if not e.ours or e.name == kernel.name]
+            columns, _ = compete(entrants, kernel.name)
+            times = {c.name: c.time.median for c in columns if c.time and not c.computes}
+    except (FusionregError, RuntimeError, MemoryError):
+        pass
+    own = times.get(kernel.name)
+    peers = {k: ms for k, ms in times.items() if k != kernel.name} if own is not None else {}
+    return GainRow(
+        fusion=subject.entry.name, workload=subject.workload.name, kernel=kernel.name, digest=kernel_digest(kernel),
+        dtypes=subject.problem.dtypes, choices=subject.problem.choices, bytes=size, ms=own or 0.0,
+        peers=FrozenDict(peers), axes=subject.workload.axes, batch=subject.workload.batch,
+        facts=FrozenDict({k: bench.environment[k] for k in FACTS if k in bench.environment}),
+    )  # fmt: skip
+
+
+__all__ = ["Site", "measured", "site_of", "unmeasured"]

@@ -1,0 +1,122 @@
+"""Sites of a model as workloads: what a plan rests on is measured, kept with its extents, and asked for again."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from tuning_kit import made
+
+from fusionreg import measuring
+from fusionreg.core.bench.gains import MeasuredGains, keep_rows
+from fusionreg.core.bench.measure import Check, Entrant, Prepared
+from fusionreg.core.bench.sites import Site, measured, site_of, unmeasured
+from fusionreg.core.cache import Cache
+from fusionreg.core.errors import LaunchError
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.matcher.match import Match
+from fusionreg.core.planner.executor import EAGER, INDUCTOR
+from fusionreg.core.planner.plan import Loser, Plan
+from fusionreg.core.planner.policies import UNSURE
+
+INPUTS = FrozenDict(x="x", bias="b")
+
+
+class FakeBench:
+    """Our kernel takes a millisecond, eager two; both are as exact as they say."""
+
+    target, multiprocessors, environment = "sm_90a", 132, FrozenDict(gpu="Fake GPU")
+
+    def __init__(self, error=0.0):
+        self.error, self.fail, self.log = error, set(), []
+
+    @contextmanager
+    def prepare(self, subject):
+        if subject.workload.name in self.fail:
+            raise RuntimeError("out of memory")
+        self.log.append(subject.workload.mode)
+        ours = self.entrant("plain", 1.0, Check(self.error, 0.5), ours=True)
+        yield Prepared((ours, self.entrant("eager", 2.0, Check(0.0, 0.5))))
+
+    def entrant(self, name, ms, check, ours=False):
+        def sample():
+            self.log.append(name)
+            return [ms]
+
+        return Entrant(name, ours, check=lambda: check, sample=sample)
+
+    def lost(self):
+        return ""
+
+
+def match(m=64, n=256, **changes):
+    fields = {"dtypes": FrozenDict(T="float32"), "axes": FrozenDict(M=m, N=n), **changes}
+    return Match("acme.add_relu", "acme", 0, "r", ("a", "r"), INPUTS, FrozenDict(y="y"), **fields)
+
+
+def plan(*chosen, losers=()):
+    return Plan(chosen, (), losers, "balanced", basis=("model",) * len(chosen))
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    return made(tmp_path / "plugin")
+
+
+def size(m, n):
+    return 4 * (2 * m * n + n)
+
+
+def test_a_site_is_the_problem_of_its_match(catalog):
+    site = site_of(catalog, match())
+    assert site.fusion == "acme.add_relu" and site.workload.dtypes == {"T": "float32"}
+    assert site.workload.axes == {"M": 64, "N": 256}
+    assert site == site_of(catalog, match()) != site_of(catalog, match(m=65))
+    assert Site.model_validate(json.loads(site.model_dump_json())) == site
+    assert site_of(catalog, match(m="s0")) is None
+    other = site_of(catalog, Match("acme.add_relu.r1", "acme", 0, "r", (), INPUTS, FrozenDict(), base="acme.add_relu",
+                                   dtypes=FrozenDict(T="float32"), axes=FrozenDict(M=64, N=256, R1=3)))  # fmt: skip
+    assert other == site, "of a derived fusion, the one that it is of"
+
+
+def test_what_a_plan_rests_on(catalog):
+    losers = (Loser(match(m=3), UNSURE), Loser(match(m=4), "saves nothing"), Loser(match(m=5, captured=True), UNSURE))
+    found = unmeasured(plan(match(), match(), losers=losers), catalog, lambda fusion: ())
+    assert [s.workload.axes["M"] for s in found] == [64, 3]
+    assert unmeasured(plan(match()), catalog, lambda fusion: {found[0].workload.name}) == ()
+
+
+def test_rows_of_sites_are_kept_and_come_before_the_like(catalog, tmp_path):
+    sites = [site_of(catalog, match()), site_of(catalog, match(m=128, n=128)), site_of(catalog, match(m=7))]
+    bench = FakeBench()
+    bench.fail.add(sites[2].workload.name)
+    rows = list(measured(sites, bench, catalog, None))
+    assert [(r.ms, dict(r.peers)) for r in rows] == [(1.0, {"eager": 2.0}), (1.0, {"eager": 2.0}), (0.0, {})]
+    assert rows[0].bytes == size(64, 256) and rows[0].axes == {"M": 64, "N": 256}
+    cache = Cache(tmp_path / "cache")
+    keep_rows("sm_90a", [rows[0].model_copy(update={"ms": 4.0}), *rows[1:]], catalog, cache)
+    gains = MeasuredGains(catalog, lambda m: "plain", "sm_90a", cache)
+    assert gains(match(), EAGER, size(64, 256)).ratio == 2.0
+    assert gains(match(m=128, n=128), EAGER, size(64, 256)).ratio == 0.5, "its own extents"
+    assert gains(match(m=70), EAGER, size(70, 256)).ratio == 2.0, "the nearest of the like"
+    assert gains(match(), INDUCTOR, size(64, 256)) is None
+    assert set(gains.known("acme.add_relu")) == {s.workload.name for s in sites}, "what failed is not tried again"
+
+
+def test_a_kernel_that_differs_is_no_measurement(catalog):
+    bench = FakeBench(error=1.0)
+    (row,) = measured([site_of(catalog, match())], bench, catalog, None)
+    assert row.peers == {} and bench.log == ["g"]
+
+
+def test_what_does_not_fit_into_l2_is_measured_cold(catalog):
+    bench = FakeBench()
+    (row,) = measured([site_of(catalog, match(m=1 << 16))], bench, catalog, None)
+    assert bench.log[0] == "b" and row.peers
+
+
+def test_a_process_that_cannot_measure_is_told_of(catalog, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(LaunchError, match=r"cannot measure 1 sites: .*(CUDA|NVIDIA|GPU)"):
+        measuring.in_process([site_of(catalog, match())], 0)
