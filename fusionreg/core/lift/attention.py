@@ -29,7 +29,11 @@ _SCORES = (
     "s = MatMul({q}, Mul({k}, c), transB=transB)",
     "s = MatMul(Mul({q}, c), Mul({k}, d), transB=transB)",
 )
-_MASKS = ("", "m = Add(s, mask)\n", "m = Where(allowed, s, low)\n")
+#: In front of the softmax, and as ``Attention`` takes it.
+_MASKS = {
+    "": "", "m = Add(s, mask)\n": ", mask", "m = Where(allowed, s, low)\n": ", allowed",
+    "m = Where(hidden, low, s)\n": ", Not(hidden)",
+}  # fmt: skip
 _SOFTMAX = (
     ("p = Softmax({m})", ""),
     ('p = Cast(Softmax(Cast({m}, to="float32")), to=kind)', ', softmax_precision="float32"'),
@@ -62,9 +66,14 @@ def _finite(graph: Graph, name: str, depth: int = 12) -> bool:
     return all(_finite(graph, i, depth - 1) for i in read)
 
 
+def _mask(site: Site) -> str:
+    """What the mask is called in the pattern."""
+    return next(name for name in ("mask", "allowed", "hidden") if name in site.found.inputs)
+
+
 def _mask_fits(site: Site) -> bool:
     """Broadcast over scores that it does not enlarge, one number a key."""
-    scores, mask = site.shape("s"), site.shape("mask" if "mask" in site.found.inputs else "allowed")
+    scores, mask = site.shape("s"), site.shape(_mask(site))
     if scores is None or mask is None or not 2 <= len(mask) <= 4 or mask[-1] != scores[-1]:
         return False
     return all(m in (1, s) for m, s in zip(mask, scores[4 - len(mask) :], strict=True))
@@ -84,8 +93,11 @@ def _additive(site: Site) -> bool:
 
 def _boolean(site: Site) -> bool:
     """A constant of keys with one allowed in every row, and a fill that underflows to nothing beside any score."""
-    allowed, low = site.array("allowed"), site.number("low", like="s")
-    if allowed is None or low is None or not _mask_fits(site) or not bool(allowed.any(axis=-1).all()):
+    mask, low = site.array(_mask(site)), site.number("low", like="s")
+    if mask is None or low is None or not _mask_fits(site):
+        return False
+    allowed = ~mask if _mask(site) == "hidden" else mask
+    if not bool(allowed.any(axis=-1).all()):
         return False
     return low <= -0.99 * _largest(site.value("s").dtype)
 
@@ -180,14 +192,13 @@ def _derive(transposed: int, cast: bool) -> Any:
 
 
 def _rules() -> Iterator[Rule]:
-    for scores, mask, (soft, precision), transposed in product(_SCORES, _MASKS, _SOFTMAX, (1, 0)):
+    for scores, (mask, given), (soft, precision), transposed in product(_SCORES, _MASKS.items(), _SOFTMAX, (1, 0)):
         head = scores.format(q="q", k="k")
         conditions: tuple[Any, ...] = (floats("q", "k", "v"),)
-        given = ""
         if "mask" in mask:
-            conditions, given = (floats("q", "k", "v", "mask"), _additive), ", mask"
+            conditions = (floats("q", "k", "v", "mask"), _additive)
         elif mask:
-            conditions, given = (*conditions, _boolean), ", allowed"
+            conditions = (*conditions, _boolean)
         key = "k" if transposed else "Transpose(k, perm=(0, 1, 3, 2))"
         yield Rule(
             "attention",
@@ -196,11 +207,11 @@ def _rules() -> Iterator[Rule]:
             conditions,
             _derive(transposed, bool(precision)),
         )
-    for scores, mask in product(_SCORES, _MASKS[1:]):
+    for scores, (mask, given) in product(_SCORES, [m for m in _MASKS.items() if m[0]]):
         yield Rule(
             "attention_guarded",
             f"{scores.format(q='q', k='k')}\n{mask}{_GUARDED.format(m='m')}\ny = MatMul(p, v)",
-            f"y = Attention(q, k, v, {'mask' if 'mask' in mask else 'allowed'}, scale=scale)",
+            f"y = Attention(q, k, v{given}, scale=scale)",
             (floats("q", "k", "v"), _guard),
             _derive(1, False),
         )

@@ -21,7 +21,7 @@ PASSES: Mapping[str, int] = FrozenDict(
     {"LayerNormalization": 8, "RMSNormalization": 6, "GroupNormalization": 8, "InstanceNormalization": 8}
     | {"BatchNormalization": 4, "Softmax": 5, "LogSoftmax": 5, "fusionreg::Dropout": 6, "fusionreg::SoftmaxGrad": 4}
     | {"fusionreg::LayerNormalizationGrad": 16, "fusionreg::RMSNormalizationGrad": 12}
-    | {"fusionreg::CausalSoftmaxGrad": 3}
+    | {"fusionreg::CausalSoftmaxGrad": 3, "Attention": 9}
 )
 
 #: Matrix products and what else is a call into a library everywhere.

@@ -44,7 +44,15 @@ SDPA = {
     "added": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
     "grouped": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
     "spelled": lambda q, k, v, m: (q @ k.transpose(-2, -1) / 8.0).softmax(-1) @ v,
+    "triu": lambda q, k, v, m: hidden(q, k, torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf) @ v,
+    "tril": lambda q, k, v, m: hidden(q, k, torch.ones(9, 9).tril() == 0, torch.finfo(q.dtype).min) @ v,
 }
+CAUSAL = ("causal", "grouped", "triu", "tril")
+
+
+def hidden(q, k, mask, low):
+    """Weights as code before F.scaled_dot_product_attention has them."""
+    return (q @ k.transpose(-2, -1) / 8.0).masked_fill(mask, low).softmax(-1)
 
 
 @pytest.mark.parametrize("kind", SDPA)
@@ -56,7 +64,7 @@ def test_torch(registry, kind):
     found = registry.match(module, *given).matches
     names = ["attention.sdpa_masked"] if kind in ("bool", "added") else ["attention.sdpa", "attention.sdpa_training"]
     assert [m.fusion for m in found] == names
-    assert found[0].attributes["is_causal"] == (kind in ("causal", "grouped"))
+    assert found[0].attributes["is_causal"] == (kind in CAUSAL)
     assert found[0].choices["scaling"] == ("given" if kind == "scaled" else "usual")
     assert found[0].axes["G"] == groups
 

@@ -14,9 +14,12 @@ def scores(n, q, k):
     return n.mul(n.op("MatMul", q, k, transB=1), D**-0.5)
 
 
-def masked(n, mask, rows=S, keys=T):
+def masked(n, mask, rows=S, keys=T, hides=None):
+    """``hides``: what torch's masked_fill puts in where ``mask`` is false, as it has it: where its own is true."""
     q, k, v = n.x(B, H, rows, D), n.x(B, H, keys, D), n.x(B, H, keys, D)
-    if mask.dtype == bool:
+    if hides is not None:
+        s = n.op("Where", n.const(~mask, "bool"), n.const(hides), scores(n, q, k))
+    elif mask.dtype == bool:
         s = n.op("Where", n.const(mask, "bool"), scores(n, q, k), n.const(-np.inf))
     else:
         s = n.add(scores(n, q, k), n.const(mask))
@@ -33,6 +36,20 @@ def test_triangles(low, keys, beyond, axes):
     assert len(node.inputs) == 3
     assert node.attrs.get("is_causal", 0) == (beyond == 0)
     assert node.attrs.get("right_window_size", -1) == (-1 if beyond in (0, keys - 1) else beyond)
+
+
+@pytest.mark.parametrize("low", [-np.inf, LOWEST])
+@pytest.mark.parametrize(("keys", "beyond"), [(T, 0), (T, T - S), (3, 0)])
+def test_triangles_that_hide(low, keys, beyond):
+    graph = masked(Spell(), np.tri(S, keys, beyond, dtype=bool), keys=keys, hides=low)
+    node = assert_lifted(graph, {"Attention": 1}).nodes[0]
+    assert len(node.inputs) == 3 and node.attrs.get("is_causal", 0) == (beyond == 0)
+
+
+@pytest.mark.parametrize(("low", "beyond"), [(-1.0, 0), (-np.inf, -1), (0.0, 0)])
+def test_what_hides_otherwise_stays(low, beyond):
+    """A number that counts beside scores, and a first row without a key: NaN here, 0 in Attention."""
+    assert "Attention" not in kinds(masked(Spell(), np.tri(S, T, beyond, dtype=bool), hides=low))
 
 
 @pytest.mark.parametrize("case", ["hole", "more", "upper", "per head", "finite", "one row", "padding"])

@@ -140,7 +140,9 @@ class Counted(np.ndarray):
 
 @pytest.mark.parametrize("op", [op for op in PASSES if op != "fusionreg::Dropout"])  # its words are no array of ours
 def test_passes_are_no_more_than_the_executor_makes(op):
-    x = np.random.default_rng(0).random((2, 4, 6)).astype(np.float32).view(Counted)
+    attends = op == "Attention"  # of as many scores as q has elements
+    shape = (2, 3, 4, 4) if attends else (2, 4, 6)
+    x = np.random.default_rng(0).random(shape).astype(np.float32).view(Counted)
     rows, channels = np.ones(6, np.float32), np.ones(4, np.float32)
     gradient, norm = op.endswith("Grad"), "Norm" in op
     per = channels if op.startswith(("Group", "Instance", "Batch")) else rows
@@ -148,7 +150,7 @@ def test_passes_are_no_more_than_the_executor_makes(op):
     spec = vocabulary()[op]
     attributes = complete(spec, {"num_groups": 2} if op.startswith("Group") else {})
     Counted.seen, Counted.whole = [], x.size
-    spec.meaning(numpy_backend(), *[x] * (2 if gradient else 1), *[per] * count, **attributes)
+    spec.meaning(numpy_backend(), *[x] * (3 if attends else 2 if gradient else 1), *[per] * count, **attributes)
     assert PASSES[op] <= len(Counted.seen), Counted.seen
 
 
