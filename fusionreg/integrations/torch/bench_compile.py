@@ -22,9 +22,12 @@ from .peers import torch_module, undropped
 
 if TYPE_CHECKING:
     from fusionreg.core.cache import Cache
+    from fusionreg.core.ir import Graph
     from fusionreg.core.problem import Candidate
 
 COMPILE_MODE = "max-autotune-no-cudagraphs"
+#: Libraries whose kernels are compiled at their first call, and kept.
+_COMPILING = ("liger", "quack")
 
 
 def compiled(module: Any, mode: str = COMPILE_MODE) -> Callable[..., Any]:
@@ -66,16 +69,7 @@ def compile_all(subject: Subject, device: str, cache: Cache, peers: Sequence[str
 
     accepted = (c for c in subject.selection.accepted if not c.kernel.spec.library)
     works: list[tuple[str, Callable[[], Any]]] = [(c.kernel.key, partial(ours, c)) for c in accepted]
-    others = [p for p in library_peers(subject.graph, subject.ops) if p.name in peers]
-    if "compile" in peers or others:
-        arrays = arrays_of(subject, device, 0)
-        given = [arrays[n] for n in subject.graph.inputs]
-    if "compile" in peers:
-        works.append(("compile", lambda: compiled(torch_module(subject.graph, subject.ops, device))(*given)))
-        still = undropped(subject.graph)
-        if still is not None:
-            works.append(("compile", lambda: compiled(torch_module(still, subject.ops, device), "default")(*given)))
-    works += [(p.name, partial(p.call, *(arrays[n] for n in p.inputs))) for p in others]
+    works.append(("competitors", lambda: works.extend(_competitors(subject, device, peers))))
     failed = []
     for name, work in works:
         try:
@@ -83,3 +77,21 @@ def compile_all(subject: Subject, device: str, cache: Cache, peers: Sequence[str
         except Exception as error:  # whatever a peer's compiler raises is that peer's reason
             failed.append(f"{name}: {next(iter(str(error).splitlines()), type(error).__name__)}")
     return tuple(failed)
+
+
+def _competitors(subject: Subject, device: str, peers: Sequence[str]) -> list[tuple[str, Callable[[], Any]]]:
+    """Names, and calls that compile; their arrays are there before the first is called."""
+    others = [p for p in library_peers(subject.graph, subject.ops) if p.name in peers and p.name in _COMPILING]
+    if "compile" not in peers and not others:
+        return []
+    arrays = arrays_of(subject, device, 0)
+    given = [arrays[n] for n in subject.graph.inputs]
+    found: list[tuple[str, Callable[[], Any]]] = []
+    for graph, mode in ((subject.graph, COMPILE_MODE), (undropped(subject.graph), "default")):
+        if graph is not None and "compile" in peers:
+            found.append(("compile", partial(_compile, subject, graph, device, mode, given)))
+    return found + [(p.name, partial(p.call, *(arrays[n] for n in p.inputs))) for p in others]
+
+
+def _compile(subject: Subject, graph: Graph, device: str, mode: str, arrays: Sequence[Any]) -> None:
+    compiled(torch_module(graph, subject.ops, device), mode)(*arrays)

@@ -104,7 +104,7 @@ def test_compiling_ahead(tmp_path, monkeypatch) -> None:
     """Cubins are in the cache then; what does not compile is told, and the rest still is."""
     asked = []
 
-    def compiled(module, mode="tuned"):
+    def compiled(module, mode):
         asked.append(mode)
         return module if mode == "default" else fails
 
@@ -114,7 +114,7 @@ def test_compiling_ahead(tmp_path, monkeypatch) -> None:
     subject = Subject.of(entry, workload, "sm_90a", OPS)
     only = replace(subject, selection=replace(subject.selection, accepted=subject.selection.accepted[-1:]))
     assert ahead.compile_all(only, "cpu", cache, ("eager", "compile")) == ("compile: no",)
-    assert asked == ["tuned", "default"]  # as it is, and with nothing dropped
+    assert asked == [ahead.COMPILE_MODE, "default"]  # as it is, and with nothing dropped
     (candidate,) = only.selection.accepted
     source = render(entry, candidate.kernel, only.problem, candidate.params)
     assert compile_source(source, cache).cached and ahead.compile_all(only, "cpu", cache, ()) == ()
