@@ -221,7 +221,7 @@ class Registry(Mapping[str, FusionEntry]):
         """The set of matches that saves most time.
 
         Args:
-            model, example: as for :meth:`fuse`, or a :class:`Graph`.
+            model, example: as for :meth:`fuse`, or a :class:`Graph`, or what ``open_model`` gave.
             policy: ``off``, ``conservative``, ``balanced`` or ``aggressive``; see ``core.planner.policies``.
             executor: who runs what is not fused: ``library`` (our own evaluator, as :meth:`fuse` does), ``eager``,
                 ``inductor``, ``inductor-max-autotune`` or ``onnxruntime``; see ``core.planner.executor``.
@@ -230,12 +230,17 @@ class Registry(Mapping[str, FusionEntry]):
             refuses: match → why it cannot be taken for a reason of the caller's, None where it can.
             gradients: match → how its gradients are computed in a graph that is trained, or why they cannot be; None
                 where nobody asks for them.
-            strides: match → those of its inputs that are known not to lie row by row, by name.
+            strides: match → those of its inputs that are known not to lie row by row, by name; by default what the
+                model tells of them.
 
         Raises: :class:`UnknownNameError` for another policy or executor, :class:`ArgumentError` for fuel that is no
         number.
         """
-        graph = self.graph(model, *example)
+        if isinstance(model, Graph):
+            graph = model
+        else:
+            opened = self._open(model, example)
+            graph, strides = opened.graph, strides or opened.laid
         found = (self._find(graph) if matches is None else matches).matches
         if policy == "aggressive":
             found = (*found, *self._shared(graph, found))
@@ -244,6 +249,7 @@ class Registry(Mapping[str, FusionEntry]):
             return tuple(matches if strides is None else (replace(m, strides=FrozenDict(strides(m))) for m in matches))
 
         refusal = _once(self.runtime.refusal)
+        found = self._asked_for(found, refusal, gradients)
         cost = CostModel(
             self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected,
             kernels=_once(self.runtime.seconds), gains=self._gains,
@@ -256,6 +262,28 @@ class Registry(Mapping[str, FusionEntry]):
             graph, laid(found), cost=cost, policy=policy, accepts=accepts, gradients=gradients, fusions=self.catalog,
             regions=lambda taken: laid(self._regions(graph, taken)), fuel=_fuel() if fuel is None else fuel,
         )  # fmt: skip
+
+    def _asked_for(
+        self,
+        found: tuple[Match, ...],
+        refusal: Callable[[Match], str | None],
+        gradients: Callable[[Match], Backward | str | None] | None,
+    ) -> tuple[Match, ...]:
+        """Without matches that would only give statistics for a backward pass besides, where nobody asks for gradients
+        and a fusion that gives none of them runs at the same nodes."""
+
+        def besides(m: Match) -> bool:
+            return len(m.outputs) < len(self.catalog[m.fusion].outputs)
+
+        able = {frozenset(m.nodes) for m in found if not besides(m) and refusal(m) is None}
+        return tuple(
+            m
+            for m in found
+            if self.catalog[m.fusion].spec.backward is None
+            or not besides(m)
+            or frozenset(m.nodes) not in able
+            or (gradients is not None and gradients(m) is not None)
+        )
 
     def fuse(
         self,
@@ -279,19 +307,21 @@ class Registry(Mapping[str, FusionEntry]):
         Raises: :class:`PlanError` for a plan of another graph, or of plugins that find other sites in it.
         """
         opened = self._open(model, example, dynamic_shapes=dynamic_shapes)
-        made = self.build(opened.graph, policy=policy, plan=plan, original=opened.original, saver=opened.saver)
+        made = self.build(opened, policy=policy, plan=plan, original=opened.original, saver=opened.saver)
         if not made.plan.chosen and policy != "off":
             told = f"nothing in {opened.name} is fused; `fusionreg match MODEL --explain` says why"
             warnings.warn(told, NothingFusedWarning, stacklevel=_outside())
         return opened.wrap(made)
 
     def build(
-        self, graph: Graph, *, policy: Policy = "balanced", plan: Plan | None = None, **extra: Any
+        self, model: Any, *, policy: Policy = "balanced", plan: Plan | None = None, **extra: Any
     ) -> FusedModel:
-        """A :class:`FusedModel` of an already lifted graph; ``policy`` and ``plan`` as for :meth:`fuse`."""
+        """A :class:`FusedModel` of a lifted graph, or of what ``open_model`` gave; ``policy`` and ``plan`` as for
+        :meth:`fuse`."""
         from fusionreg.model import FusedModel
 
-        made = self.plan(graph, policy=policy) if plan is None else self._checked(graph, plan)
+        graph = self.graph(model)
+        made = self.plan(model, policy=policy) if plan is None else self._checked(graph, plan)
         return FusedModel.build(graph, made, self.catalog, self.runtime, **extra)
 
     def _checked(self, graph: Graph, plan: Plan) -> Plan:

@@ -83,7 +83,7 @@ def bisect_model(
         progress: told (runs so far, runs at most, what is run).
     """
     opened = open_model(target, ops=registry.catalog.ops, declared=declared)
-    plan = registry.plan(opened.graph, policy=policy)
+    plan = registry.plan(opened, policy=policy)
     return bisect(registry, opened, plan, device=device, seed=seed, tolerance=tolerance, progress=progress)
 
 

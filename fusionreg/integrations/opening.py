@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusionreg.core.errors import MissingDependencyError, ModelError
+from fusionreg.core.frozen import EMPTY
 
 from .declared import Declared
 
 if TYPE_CHECKING:
     from fusionreg.core.ir import Graph
+    from fusionreg.core.matcher.match import Match
     from fusionreg.core.ops import Vocabulary
 
 
@@ -39,6 +41,7 @@ class Opened:
         wrap: turns a ``FusedModel`` into the kind of callable that the original was.
         original: the artefact.
         saver: writes a ``FusedModel`` back in the original's format, where that exists.
+        strides: value of the graph → its strides in elements, where it is known to lie otherwise than row by row.
     """
 
     name: str
@@ -49,6 +52,11 @@ class Opened:
     wrap: Callable[[Any], Any] = _same
     original: Any = None
     saver: Callable[[Any, Any], None] | None = None
+    strides: Mapping[str, tuple[int, ...]] = EMPTY
+
+    def laid(self, match: Match) -> Mapping[str, tuple[int, ...]]:
+        """Those of a match's operands that are known to lie otherwise than row by row."""
+        return {tensor: self.strides[name] for tensor, name in match.inputs.items() if name in self.strides}
 
 
 def open_model(
@@ -62,7 +70,8 @@ def open_model(
     """Reads ``model`` with the frontend of its kind.
 
     Args:
-        model: path of an ``.onnx`` or ``.pt2`` file, ``"package.module:factory"``, or an object of ONNX or torch.
+        model: path of an ``.onnx`` or ``.pt2`` file, ``"package.module:factory"``, or an object of ONNX or torch; what
+            was opened already is given back.
         example: example inputs, for a ``torch.nn.Module``.
         dynamic_shapes: which of their axes may vary, as ``torch.export.export`` takes it.
         declared: types of the inputs, for ``"package.module:factory"``.
@@ -70,6 +79,8 @@ def open_model(
     Raises: :class:`ModelError` for something that no frontend reads, :class:`MissingDependencyError` naming the extra.
     Reading a file executes nothing from it; ``package.module:factory`` runs that module's code.
     """
+    if isinstance(model, Opened):
+        return model
     if isinstance(model, str | Path):
         return _open_path(str(model), ops, declared)
     kind = type(model).__module__.partition(".")[0]

@@ -66,7 +66,7 @@ def verify(
         registry = load_registry(device=device)
     opened = open_model(model, example, ops=registry.catalog.ops, declared=declared)
     name = model if isinstance(model, str) else str(model) if isinstance(model, Path) else opened.name
-    plan = registry.plan(opened.graph, policy=policy)
+    plan = registry.plan(opened, policy=policy)
     return verify_opened(registry, opened, plan, name=name, runs=runs, seed=seed, data=data, device=device)
 
 

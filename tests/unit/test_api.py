@@ -315,3 +315,19 @@ def test_nothing_fused_is_told_once_with_what_to_do(tmp_path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(registry.fuse(fused).sites) == 1
+
+
+def test_a_plan_knows_how_operands_lie() -> None:
+    """The kernel that is planned for is the one that a call takes."""
+    registry = fusionreg.load_registry(device="sim")
+    module = torch.nn.Sequential(torch.nn.GroupNorm(2, 8), torch.nn.SiLU())
+    kernels = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(1, 8, 4, 4).to(memory_format=layout)
+        (site,) = registry.plan(module, x, policy="aggressive").chosen
+        assert site.strides == ({} if layout is torch.contiguous_format else {"x": x.stride()})
+        fused = registry.fuse(module, x, policy="aggressive")
+        torch.testing.assert_close(fused(x), module(x), rtol=1e-4, atol=1e-5)
+        kernels.append(registry.runtime.kernel(site))
+        assert fused.sites[0].kernel == f"{site.fusion}/{kernels[-1]}"
+    assert kernels[0] != kernels[1]

@@ -49,9 +49,10 @@ def match(
     if write_expect:
         writable(write_expect)
     registry = load_registry()
-    graph = open_model(model, ops=registry.catalog.ops, declared=types).graph
+    opened = open_model(model, ops=registry.catalog.ops, declared=types)
+    graph = opened.graph
     found = registry.match(graph, explain=explain or lock is not None)
-    plan = registry.plan(graph, policy=policy.value, executor=executor.value, matches=found)
+    plan = registry.plan(opened, policy=policy.value, executor=executor.value, matches=found)
     failures = found.failures if explain else ()
     outcome = lock.compare(graph, plan, found.failures) if lock else None
     if write_expect:

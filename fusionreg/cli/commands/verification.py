@@ -44,7 +44,7 @@ def verify(
     types = declared(input)
     registry = load_registry(device=device.value)
     opened = open_model(model, ops=registry.catalog.ops, declared=types)
-    plan = registry.plan(opened.graph, policy=policy.value)
+    plan = registry.plan(opened, policy=policy.value)
     with progress(f"verifying {Path(model).name}", quiet=json) as tell, foreign_code():
         found = verify_opened(
             registry, opened, plan, name=model, runs=runs, seed=seed, data=data or (), device=device.value,

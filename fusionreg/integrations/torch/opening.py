@@ -13,14 +13,18 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fusionreg.core.errors import FusionregError, ModelError
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.ir import Graph
 from fusionreg.core.lift import lift
 from fusionreg.core.ops import Vocabulary
+from fusionreg.core.problem import Tensor
 
 from ..opening import Opened
 from . import arrays, reference
 from .convert import Imported
 from .frontend import export, import_exported, import_pt2
 from .module import ExportedCallable
+from .program import Program, TensorMeta
 
 #: The original on the leaves of a call: leaves it returns, buffers by name, arguments by input name.
 Original = Callable[[Sequence[Any]], reference.Outcome]
@@ -115,7 +119,23 @@ def _open(
     def wrap(model: Any) -> ExportedCallable:
         return ExportedCallable(imported, lambda given: model(*(given[n] for n in graph.inputs)), model)
 
-    return Opened(name, lift(graph, ops), example, run, wrap=wrap, original=artefact)
+    lifted = lift(graph, ops)
+    return Opened(name, lifted, example, run, wrap=wrap, original=artefact, strides=_strides(imported.program, lifted))
+
+
+def _strides(program: Program, graph: Graph) -> FrozenDict[str, tuple[int, ...]]:
+    """How values lay when the program was recorded, where that was not row by row: what computes the rest keeps it."""
+    found = {}
+    for name, meta in program.metas.items():
+        value = graph.values.get(name)
+        if value is None or not isinstance(meta, TensorMeta) or meta.strides is None or value.shape != meta.shape:
+            continue
+        shape = tuple(d for d in meta.shape if isinstance(d, int))
+        strides = tuple(s for s in meta.strides if isinstance(s, int))
+        known = len(shape) == len(strides) == len(meta.shape)
+        if known and strides != Tensor.contiguous(meta.dtype, shape).strides:
+            found[name] = strides
+    return FrozenDict(found)
 
 
 def _leaves(imported: Imported, inputs: Mapping[str, Any]) -> list[Any]:
