@@ -141,7 +141,7 @@ def test_calls_that_are_none(attributes, shapes, reason):
 @pytest.mark.parametrize(
     ("pool", "norm", "found"),
     [
-        ({"ceil_mode": 1}, {}, "ceil_mode = 1 of MaxPool"),
+        ({"dilations": [2, 2], "ceil_mode": 1}, {}, "of MaxPool"),
         ({"dilations": [2, 2]}, {}, "dilations = (2, 2) of MaxPool"),
         ({}, {"training_mode": 1}, "training_mode = 1 of BatchNormalization"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..ops.convolution import per_axis, window_pads
+from ..ops.convolution import per_axis, window_count, window_pads
 from .engine import Rule
 from .site import Site
 
@@ -40,6 +40,27 @@ def _pool(site: Site) -> Mapping[str, Any] | None:
         return None
     pads = _padding(site, tuple(site.attribute("kernel_shape")))
     return None if pads is None else {"pads": pads if any(pads) else ()}
+
+
+def _ceiled(site: Site) -> Mapping[str, Any] | None:
+    """Windows that ``ceil_mode`` lets end beyond the padding, as so much more padding: nothing to a largest value, nor
+    to an average that does not count it."""
+    kernel, shape = tuple(site.attribute("kernel_shape")), site.shape("x")
+    if not site.attribute("ceil") or shape is None or site.attribute("auto_pad") != "NOTSET":
+        return None
+    n, pads = len(kernel), _padding(site, kernel)
+    if pads is None or any(d != 1 for d in site.attribute("dilations")):
+        return None
+    after = []
+    steps = per_axis(site.attribute("strides"), n)
+    for extent, k, step, before, end in zip(shape[2:], kernel, steps, pads[:n], pads[n:], strict=True):
+        count = window_count(extent, k, step, 1, (before, end), ceil=1)
+        if not isinstance(count, int) or not isinstance(extent, int):
+            return None
+        after.append(max(end, (count - 1) * step + k - extent - before))
+    if site.found.attributes.get("counted") and tuple(after) != pads[n:]:
+        return None
+    return {"pads": (*pads[:n], *after) if any((*pads[:n], *after)) else ()}
 
 
 def _padded(site: Site) -> Mapping[str, Any] | None:
@@ -86,6 +107,12 @@ def _rules() -> Iterator[Rule]:
             f"y = {pool}(x, {found}, ceil_mode=ceil{more})",
             f"y = {pool}(x, kernel_shape=kernel_shape, pads=pads, {_SAME}, ceil_mode=ceil{more})",
             derive=_pool,
+        )
+        yield Rule(
+            "pool_of_whole_windows",
+            f"y = {pool}(x, {found}, ceil_mode=ceil{more})",
+            f"y = {pool}(x, kernel_shape=kernel_shape, pads=pads, {_SAME}{more})",
+            derive=_ceiled,
         )
     yield Rule(
         "momentum_of_inference",

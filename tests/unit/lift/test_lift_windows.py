@@ -79,3 +79,33 @@ def test_momentum_means_nothing_in_inference(training):
     node = om.node("BatchNormalization", ["x", "s", "b", "m", "v"], outputs, momentum=0.5, training_mode=training)
     (found,) = om.check(om.model([node], {"x": [3, 2, 4, 5]}, outputs, constants), atol=1e-5).nodes
     assert ("momentum" in found.attrs) is bool(training)
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(
+    ("window", "extents", "pads"),
+    [
+        ({"kernel_shape": [2, 2], "strides": [2, 2]}, (7, 9), (0, 0, 1, 1)),
+        ({"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 0, 1, 1]}, (8, 8), (1, 0, 2, 1)),
+        ({"kernel_shape": [2, 2], "strides": [3, 3], "pads": [1, 1, 1, 1]}, (5, 6), (1, 1, 1, 1)),  # none begins there
+        ({"kernel_shape": [2, 2], "strides": [2, 2]}, (8, 6), ()),  # all are whole
+    ],
+)
+def test_windows_that_end_outside_are_padding(op, window, extents, pads):
+    model = om.model([om.node(op, ["x"], ["y"], ceil_mode=1, **window)], {"x": (1, 2, *extents)}, ["y"])
+    (node,) = om.check(model, atol=1e-6).nodes
+    assert tuple(node.attrs.get("pads", ())) == pads and not node.attrs.get("ceil_mode")
+
+
+@pytest.mark.parametrize(
+    ("op", "more", "shape"),
+    [
+        ("AveragePool", {"count_include_pad": 1}, (1, 2, 7, 9)),  # it divides by less than such padding would make it
+        ("MaxPool", {"dilations": [2, 2]}, (1, 2, 7, 9)),
+        ("MaxPool", {}, (1, 2, "h", 9)),
+    ],
+)
+def test_windows_that_end_outside_stay(op, more, shape):
+    node = om.node(op, ["x"], ["y"], ceil_mode=1, kernel_shape=[2, 2], strides=[2, 2], **more)
+    (found,) = om.check(om.model([node], {"x": shape}, ["y"]), atol=1e-6, h=7).nodes
+    assert found.attrs["ceil_mode"] == 1
