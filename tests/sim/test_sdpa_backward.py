@@ -29,6 +29,26 @@ def test_conforms(kernel):
     assert report.counts["PASSED"] >= 40
 
 
+@pytest.mark.parametrize(
+    ("words", "kernel"),
+    [("masked", "wgmma"), ("masked", "tensor_core"), ("position_bias", "tensor_core"), ("position_bias", "plain")],
+)
+def test_masks_and_biases(words, kernel):
+    """Where they leave no key, are large, or have one number for many scores; the cases that tell most."""
+    names = ("base", "tiles", "capped", "nothing_allowed", "far_below", "two_key_heads", "few_queries")
+    entry, target = CATALOG[f"attention.sdpa_{words}_backward"], "sm_90a"
+    executor, ran = SimExecutor(Cache(), target=target, multiprocessors=2), []
+    for trial in derive(entry, entry.kernel(kernel), target, "quick"):
+        name = trial.name.rpartition("-")[2]
+        if trial.dtypes["T"] == "float16" and (name in names or name.startswith("bias_for_all")):
+            found = prepare(entry, entry.kernel(kernel), trial, executor)
+            if isinstance(found, Job):
+                result = execute(found, executor, CATALOG.ops)
+                assert not result.status.failed, result
+                ran.append(name)
+    assert {"capped", "tiles"} <= {*ran} and len(ran) >= 6, ran
+
+
 @pytest.mark.parametrize("kernel", ["wgmma", "tensor_core", "plain"])
 def test_the_log_sum_exp_is_that_of_scores(kernel):
     """Of the values that scores have, whatever is the largest; a query without a key has -inf."""
@@ -68,17 +88,41 @@ def test_the_log_sum_exp_is_that_of_scores(kernel):
 )  # fmt: skip
 def test_faults_are_noticed(kernel, text, other):
     """In one of the cases that the spec names or that are derived of it."""
-    target = "sm_90a" if kernel == "wgmma" else "sm_80"
-    entry, executor = CATALOG[FUSION], SimExecutor(Cache(), target=target, multiprocessors=2)
     names = ("base", "capped", "causal_short", "two_key_heads", "huge", "tiles", "nothing_to_see", "window_causal")
+    assert noticed(FUSION, kernel, text, other, names)
+
+
+def noticed(fusion: str, kernel: str, text: str, other: str, names: tuple[str, ...]) -> bool:
+    """Whether a case of those names fails with ``other`` in the place of ``text``."""
+    target = "sm_90a" if kernel == "wgmma" else "sm_80"
+    entry, executor = CATALOG[fusion], SimExecutor(Cache(), target=target, multiprocessors=2)
     for trial in derive(entry, entry.kernel(kernel), target, "quick"):
         if trial.dtypes["T"] != "float32" and trial.name.rpartition("-")[2] in names:
             found = prepare(entry, entry.kernel(kernel), trial, executor)
             if isinstance(found, Job) and text in found.source.text:
                 broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
                 if execute(broken, executor, CATALOG.ops).status.failed:
-                    return
-    raise AssertionError("every case passed")
+                    return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("words", "kernel", "text", "other", "case"),
+    [
+        ("masked", "tensor_core", "seen = seen && added != -fr::infinity();", "", "nothing_allowed"),
+        ("masked", "tensor_core", "score + added - top", "score - top", "tiles"),
+        ("masked", "wgmma", "number == -fr::infinity() ? -0.0f : weight", "weight", "nothing_allowed"),
+        ("masked", "wgmma", "n = 0, ++query_head", "n = 0", "two_key_heads"),
+        ("position_bias", "tensor_core", "only_head < 0 ? head * group + n : only_head", "head * group + n",
+         "bias_for_all_batches"),
+        ("position_bias", "tensor_core", "MH > 1 ? mh / group + 1 : G", "MH > 1 ? mh / group + 1 : 1",
+         "bias_for_all_heads"),
+        ("position_bias", "tensor_core", "total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);", "", "few_queries"),
+        ("position_bias", "plain", "MB > 1 ? mb + 1 : B", "mb + 1", "bias_for_all_batches"),
+    ],
+)  # fmt: skip
+def test_faults_beside_masks_are_noticed(words, kernel, text, other, case):
+    assert noticed(f"attention.sdpa_{words}_backward", kernel, text, other, (case,))
 
 
 @pytest.mark.parametrize(("name", "target", "width"), [("tensor_core", "sm_80", 32), ("wgmma", "sm_90a", 64)])

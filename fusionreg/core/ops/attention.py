@@ -180,13 +180,14 @@ def _softmax(xp: Any, scores: Any, bias: Any) -> Any:
 
 
 def _attention_grad_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
-    return [(x.dtype, x.shape) for x in (operand(inputs, i) for i in (1, 2, 3))]
+    mask = [operand(inputs, 6)] if present(inputs, 6) else []
+    return [(x.dtype, x.shape) for x in (*(operand(inputs, i) for i in (1, 2, 3)), *mask)]
 
 
 @operator(
     "fusionreg::AttentionGrad",
     "dy q k v y log_sum_exp attn_mask?",
-    outputs="dq dk? dv?",
+    outputs="dq dk? dv? dmask?",
     infer=_attention_grad_type,
     attributes={n: a for n, a in _ATTENTION.items() if n in _POSITIONS},
 )
@@ -210,7 +211,8 @@ def attention_grad(
 
     The weights are p = exp(min(score - log_sum_exp, 0)), 0 for keys that are forbidden, and the gradient of scores is
     r = p · (dy vᵀ - Σ dy y), times that of the cap: dq = scale · r k, dk = scale · rᵀ q and dv = pᵀ dy, the last two
-    summed over the heads that share k and v.
+    summed over the heads that share k and v. That of a mask which is added is r without the slope of the cap, summed
+    over the axes along which the mask is broadcast.
     """
     shared, factor = k.shape[1], _scale(q, scale)
     keys, values = _repeated(xp, q, k, v)
@@ -222,7 +224,8 @@ def attention_grad(
     behind = scores - log_sum_exp[..., None]
     p = xp.ns.where(bias == -math.inf, zero, xp.ns.exp(xp.ns.where(behind > 0, zero, behind)))
     slope = xp.matmul(dy, xp.ns.matrix_transpose(values)) - xp.ns.sum(dy * y, axis=-1, keepdims=True)
-    r = xp.ns.where(bias == -math.inf, zero, p * slope if bent is None else p * slope * (1.0 - bent * bent))
+    straight = xp.ns.where(bias == -math.inf, zero, p * slope)
+    r = straight if bent is None else xp.ns.where(bias == -math.inf, zero, straight * (1.0 - bent * bent))
 
     def summed(x: Any) -> Any:
         b, h, *rest = x.shape
@@ -230,7 +233,17 @@ def attention_grad(
 
     dq = xp.matmul(r, keys) * factor
     dk = summed(xp.matmul(xp.ns.matrix_transpose(r), q)) * factor
-    return dq, dk, summed(xp.matmul(xp.ns.matrix_transpose(p), dy))
+    gradients = dq, dk, summed(xp.matmul(xp.ns.matrix_transpose(p), dy))
+    if attn_mask is None or xp.kind(attn_mask) == "b":
+        return gradients
+    return *gradients, _reduced(xp, straight, attn_mask)
+
+
+def _reduced(xp: Any, x: Any, like: Any) -> Any:
+    """x summed over the axes along which ``like`` is broadcast to it."""
+    missing = x.ndim - like.ndim
+    broadcast = tuple(i for i in range(x.ndim) if i < missing or (like.shape[i - missing] == 1 and x.shape[i] != 1))
+    return xp.ns.reshape(xp.ns.sum(x, axis=broadcast, keepdims=True), like.shape) if broadcast else x
 
 
 @operator(

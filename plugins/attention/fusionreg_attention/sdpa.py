@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusionreg.core.frozen import EMPTY
-from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, Tolerance
+from fusionreg.core.frozen import EMPTY, FrozenDict
+from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, Tolerance
 
 from .sdpa_backward_kernels import gradient_kernels
 from .sdpa_kernels import kernels
@@ -101,6 +101,32 @@ _GRADIENT_CASES = (
          summary="gradients of scores pass what fp16 holds"),
 )  # fmt: skip
 
+#: Beside masks, what is not the same without one: where masks leave no key, and where they are large.
+_MASK_TRAINING_CASES = tuple(case for case in _MASK_CASES if case.name in ("nothing_allowed", "far_below", "no_key"))
+_MASK_GRADIENT_CASES = (
+    *(case for case in _GRADIENT_CASES if case.name in ("aligned_right", "capped", "two_key_heads", "no_key", "tiles")),
+    Case(name="nothing_allowed", values={"mask": "zeros", "lse": "special"}, summary="lse is -infinity there"),
+    Case(name="far_below", values={"mask": "-1e4", "lse": "-1e4"}, summary="the same number for all keys"),
+    Case(name="width_128", axes={"H": 1, "D": 128, "E": 128, "Q": 72, "K": 136}, attributes={"is_causal": 1}),
+)
+
+#: Along which axes a bias has one number.
+_SHARED = tuple(
+    Case(name=f"bias_for_all_{words}", axes={"B": 2, "MB": 2, "H": 4, "MH": 4, "G": 2} | dict.fromkeys(axes, 1))
+    for words, axes in {
+        "batches": ("MB",), "heads": ("MH",), "queries": ("MQ",), "but_keys": ("MB", "MH", "MQ"),
+    }.items()
+)  # fmt: skip
+_BIAS_TRAINING_CASES = _SHARED[:1]
+_BIAS_GRADIENT_CASES = (
+    *_SHARED,
+    Case(name="capped", attributes={"softcap": 3.0}, summary="the bias is added behind the cap"),
+    Case(name="tiles", axes={"B": 2, "MB": 1, "Q": 136, "MQ": 136, "K": 200}, attributes={"right_window_size": 40},
+         summary="several tiles of queries and of keys, some of which nothing sees"),
+    Case(name="few_queries", axes={"Q": 136, "MQ": 1, "K": 40}, attributes={"left_window_size": 40}),
+    Case(name="width_256", axes={"H": 1, "MH": 1, "D": 256, "E": 256, "Q": 24, "MQ": 24, "K": 40}),
+)  # fmt: skip
+
 _SCORES = Tolerance(
     dtype="float32",
     ulp=2.0,
@@ -122,12 +148,20 @@ _GRADIENTS = tuple(
     for dtype in ("float16", "bfloat16", "float32")
 )
 
+#: A mask that has a gradient: what is added to scores, along each axis one number or as many as there are.
+BIAS = "T[MB MH MQ K]"
 #: A number or a bool for each key; broadcast along the other axes.
 MASK = "P[Q K] | P[1 K] | P[H Q K] | P[H 1 K] | P[B 1 1 K] | P[B 1 Q K] | P[B H 1 K] | P[B H Q K]"
 
 
 _Q, _K, _V, _Y = "T[B H Q D]", "T[B G K D]", "T[B G K E]", "T[B H Q E]"
 _LSE = {"lse": "float32[B H Q]"}
+_MASKS: Mapping[str, Mapping[str, str]] = FrozenDict({"": {}, "mask": {"mask": MASK}, "bias": {"mask": BIAS}})
+_FLOATS = ("float16", "bfloat16", "float32")
+_BIAS_AXES = (("MB", "B", "batches"), ("MH", "H", "heads"), ("MQ", "Q", "queries"))
+_MASK_CONSTRAINTS: Mapping[str, tuple[str, ...]] = FrozenDict(
+    {"": (), "mask": ('P in ("bool", T)',), "bias": tuple(f"{own} in (1, {of})" for own, of, _ in _BIAS_AXES)}
+)
 
 
 def _pattern(results: str, operator: str, operands: str) -> str:
@@ -136,15 +170,17 @@ def _pattern(results: str, operator: str, operands: str) -> str:
 
 
 def _fusion(
-    words: str, summary: str, pattern: tuple[str, ...], *, dtypes: Mapping[str, Any] = EMPTY,
+    words: str, summary: str, pattern: tuple[str, ...], *, mask: str = "", extents: Mapping[str, int],
     attributes: Mapping[str, AttributeSpec] = EMPTY, **fields: Any,
 ) -> FusionSpec:  # fmt: skip
+    """``mask``: a key of :data:`.sdpa_kernels.MASK_FORMS`."""
+    own = {axis: f"{extent} or 1: {of} of the mask" for axis, extent, of in _BIAS_AXES} if mask == "bias" else {}
     return FusionSpec(
         api=1,
         name=f"attention.{words}",
         summary=summary,
         pattern=pattern,
-        dtypes={"T": ("float16", "bfloat16", "float32"), **dtypes},
+        dtypes={"T": _FLOATS, **({"P": ("bool", *_FLOATS)} if mask == "mask" else {})},
         axes={
             "B": "batch",
             "H": "heads of q",
@@ -153,18 +189,19 @@ def _fusion(
             "K": "keys",
             "D": "width of a head of q and k",
             "E": "width of a head of v",
+            **own,
         },
+        extents={**extents, **{axis: extents[other] for axis, other, _ in _BIAS_AXES if own}},
         attributes={**_ATTRIBUTES, **attributes},
-        constraints=(*_CONSTRAINTS, *(('P in ("bool", T)',) if dtypes else ())),
+        constraints=(*_CONSTRAINTS, *_MASK_CONSTRAINTS[mask]),
         tags=("S12", "attention", *(("training",) if "lse" in pattern[0] else ())),
         **fields,
     )
 
 
 def _forward(
-    words: str, summary: str, kernels: tuple[KernelSpec, ...], *, mask: bool = False, statistics: bool = False,
-    **fields: Any,
-) -> FusionSpec:  # fmt: skip
+    words: str, summary: str, *, mask: str = "", statistics: bool = False, **fields: Any
+) -> FusionSpec:
     """``statistics``: whether it gives the log-sum-exp of scores as well."""
     pattern = _pattern(
         "y, _, _, _, lse" if statistics else "y", "Attention", "q, k, v, mask" if mask else "q, k, v"
@@ -173,42 +210,65 @@ def _forward(
         words,
         summary,
         (pattern, f'{pattern[:-1]}, softmax_precision="float32")'),  # it is float32 in any case
-        dtypes={"P": ("bool", "float16", "bfloat16", "float32")} if mask else EMPTY,
-        inputs={"q": _Q, "k": _K, "v": _V, **({"mask": MASK} if mask else {})},
+        mask=mask,
+        inputs={"q": _Q, "k": _K, "v": _V, **_MASKS[mask]},
         outputs={"y": _Y, **(_LSE if statistics else {})},
         layouts={"y": "q"},
         extents={"B": 2, "H": 2, "G": 1, "Q": 24, "K": 40, "D": 64, "E": 64},
         autocast="lower",
         tolerances=(_SCORES, _SMALL),
-        kernels=kernels,
+        kernels=kernels(mask, statistics),
+        **fields,
+    )
+
+
+def _backward(words: str, summary: str, *, mask: str = "", **fields: Any) -> FusionSpec:
+    results = "dq, dk, dv, dmask" if mask == "bias" else "dq, dk, dv"
+    operands = "dy, q, k, v, y, lse, mask" if mask else "dy, q, k, v, y, lse"
+    return _fusion(
+        words,
+        summary,
+        (_pattern(results, "fusionreg.AttentionGrad", operands),),
+        mask=mask,
+        inputs={"dy": _Y, "q": _Q, "k": _K, "v": _V, "y": _Y, **_LSE, **_MASKS[mask]},
+        outputs={"dq": _Q, "dk": _K, "dv": _V, **({"dmask": BIAS} if mask == "bias" else {})},
+        layouts={"dq": "q", "dk": "k", "dv": "v"},
+        extents={"B": 1, "H": 2, "G": 1, "Q": 16, "K": 24, "D": 64, "E": 64},
+        tolerances=_GRADIENTS,
+        kernels=gradient_kernels(mask),
         **fields,
     )
 
 
 FUSIONS: tuple[FusionSpec, ...] = (
     _forward(
-        "sdpa", "softmax(q k^T scale) v for each head, causal or in a window", kernels(), cases=_CASES,
-        workloads=WORKLOADS,
+        "sdpa", "softmax(q k^T scale) v for each head, causal or in a window", cases=_CASES, workloads=WORKLOADS
     ),
-    _forward(
-        "sdpa_masked", "the same with a mask, additive or boolean", kernels(masked=True), mask=True, cases=_MASK_CASES
-    ),
+    _forward("sdpa_masked", "the same with a mask, additive or boolean", mask="mask", cases=_MASK_CASES),
     _forward(
         "sdpa_training", "attention that is differentiable: also gives the log-sum-exp of each query's scores",
-        kernels(statistics=True), statistics=True, cases=_TRAINING_CASES, workloads=WORKLOADS, attributes=_MILD,
+        statistics=True, cases=_TRAINING_CASES, workloads=WORKLOADS, attributes=_MILD,
         backward=Backward(fusion="attention.sdpa_backward"),
     ),
-    _fusion(
-        "sdpa_backward",
-        "gradients of attention from its y and lse; weights are computed again and stored nowhere",
-        (_pattern("dq, dk, dv", "fusionreg.AttentionGrad", "dy, q, k, v, y, lse"),),
-        inputs={"dy": _Y, "q": _Q, "k": _K, "v": _V, "y": _Y, **_LSE},
-        outputs={"dq": _Q, "dk": _K, "dv": _V},
-        layouts={"dq": "q", "dk": "k", "dv": "v"},
-        extents={"B": 1, "H": 2, "G": 1, "Q": 16, "K": 24, "D": 64, "E": 64},
-        cases=_GRADIENT_CASES,
-        tolerances=_GRADIENTS,
-        workloads=GRADIENT_WORKLOADS,
-        kernels=gradient_kernels(),
+    _backward(
+        "sdpa_backward", "gradients of attention from its y and lse; weights are computed again and stored nowhere",
+        cases=_GRADIENT_CASES, workloads=GRADIENT_WORKLOADS,
+    ),
+    _forward(
+        "sdpa_masked_training", "attention with a mask that is differentiable; the mask itself is a constant",
+        mask="mask", statistics=True, cases=_MASK_TRAINING_CASES, attributes=_MILD,
+        backward=Backward(fusion="attention.sdpa_masked_backward"),
+    ),
+    _backward(
+        "sdpa_masked_backward", "gradients of attention with a mask", mask="mask", cases=_MASK_GRADIENT_CASES
+    ),
+    _forward(
+        "sdpa_position_bias_training", "attention with a mask that is added and differentiable, too: a position bias",
+        mask="bias", statistics=True, cases=_BIAS_TRAINING_CASES, attributes=_MILD,
+        backward=Backward(fusion="attention.sdpa_position_bias_backward"),
+    ),
+    _backward(
+        "sdpa_position_bias_backward", "gradients of attention with a position bias, that of the bias among them",
+        mask="bias", cases=_BIAS_GRADIENT_CASES,
     ),
 )  # fmt: skip

@@ -1,8 +1,10 @@
-"""Kernels of the gradients of attention, which ``sdpa`` has the fusion of."""
+"""Kernels of the gradients of attention, which ``sdpa`` has the fusions of."""
 
 from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec, TensorMap
+
+from .sdpa_kernels import MASK_FORMS
 
 #: Pairs of queries and keys that are multiplied.
 _PAIRS = "B * H * Q * K * (0.5 if is_causal else 1.0)"
@@ -10,78 +12,105 @@ _PAIRS = "B * H * Q * K * (0.5 if is_causal else 1.0)"
 #: The next tile, and two numbers of each query.
 _STATISTICS = "16 + 8 * B * H * align(Q, 64)"
 
+_TILES = "blocks take tiles of keys, then of queries; the same bits each time"
+
 #: [B H Q] or [B G K] by a width.
 _ROWS = ("dy", "q", "k", "v", "y", "dq", "dk", "dv")
 
-_PLAIN = KernelSpec(
-    name="plain",
-    template="sdpa_backward_plain.cu.j2",
-    summary="a warp for each query, then for each key, fp32 FMA: any dtype, width and stride",
-    strides=_ROWS,
-    constants={"MASK_FORM": "-1"},
-    grid="ceildiv(B * H * Q + B * G * K, 4)",
-    block="128",
-    estimate="8e-6 + B * H * Q * K * (4 * D + 5 * E) / 2e12",
-)
 
-_TENSOR_CORE = KernelSpec(
-    name="tensor_core",
-    template="sdpa_backward_tensor_core.cu.j2",
-    summary="mma.sync m16n8k16 fed by cp.async, blocks take tiles of keys, then of queries; the same bits each time",
-    requires=(
-        'T in ("float16", "bfloat16")',
-        "D % 16 == 0 and D <= 256 and E % 16 == 0 and E <= 256 and E > 0",
-        *(f"aligned({n}, 16) and stride({n}, 3) == 1 and stride({n}, 2) % 8 == 0" for n in _ROWS),
-        *(f"stride({n}, 0) % 8 == 0 and stride({n}, 1) % 8 == 0" for n in _ROWS),
-        "Q < 1000000000 and K < 1000000000",
-    ),
-    strides=_ROWS,
-    specialize=("D", "E"),
-    params={
-        "WARPS": (8, 4),
-        "BN": (64, 32, 16),
-        "CAPPED": (0, 1),  # whether there is a softcap
-    },
-    valid=("(CAPPED == 1) == (softcap > 0)", "BN == (64 if D + E <= 128 else 32 if D + E <= 256 else 16)"),
-    grid="max(1, min(multiprocessors, B * G * ceildiv(K, 16 * WARPS) + B * H * ceildiv(Q, 16 * WARPS)))",
-    block="32 * WARPS",
-    shared_memory="(16 * WARPS + 2 * BN) * (D + E + 16) * 2 + 16 * BN + 16",
-    workspace=_STATISTICS,
-    cooperative=True,
-    estimate=f"1e-5 + {_PAIRS} * (8 * D + 6 * E) / 1.5e14 * (1 if WARPS == 8 else 1.2)",
-)
-
-_WGMMA = KernelSpec(
-    name="wgmma",
-    template="sdpa_backward_wgmma.cu.j2",
-    summary="wgmma fed by TMA, warp-specialised, blocks take tiles of keys, then of queries; the same bits each time",
-    targets="sm_90a",
-    requires=(
-        'T in ("float16", "bfloat16")',
-        "D in (64, 128) and E in (64, 128)",
-        *(f"aligned({n}, 16) and stride({n}, 3) == 1" for n in ("dy", "y")),
-        *(f"stride({n}, {axis}) % 8 == 0" for n in ("dy", "y") for axis in range(3)),
-        "Q > 0 and K > 0",
-        "Q < 1000000000 and K < 1000000000",
-    ),
-    strides=_ROWS,
-    specialize=("D", "E"),
-    params={"CAPPED": (0, 1)},  # whether there is a softcap
-    valid=("(CAPPED == 1) == (softcap > 0)",),
-    constants={"STAGES": "3"},
-    tensor_maps=tuple(
-        TensorMap(name=f"{n}_map", operand=n, box=("64", "64", "1", "1"), swizzle="128") for n in _ROWS if n != "y"
-    ),
-    grid="max(1, min(multiprocessors, B * G * ceildiv(K, 128) + B * H * ceildiv(Q, 128)))",
-    block="384",
-    min_blocks=1,
-    shared_memory="(128 + 64 * STAGES) * (D + E) * 2 + 512 * STAGES + 16 * STAGES + 32",
-    workspace=_STATISTICS,
-    cooperative=True,
-    estimate=f"1.2e-5 + {_PAIRS} * (8 * D + 6 * E) / 5e14",
-)
+def _constants(mask: str) -> dict[str, str]:
+    """Which mask, and whether it has a gradient."""
+    return {"MASK_FORM": MASK_FORMS[mask], "BIAS": str(int(mask == "bias"))} if mask else {}
 
 
-def gradient_kernels() -> tuple[KernelSpec, ...]:
-    """All of them."""
-    return _WGMMA, _TENSOR_CORE, _PLAIN
+def _strides(mask: str) -> tuple[str, ...]:
+    return (*_ROWS, "mask") if mask else _ROWS
+
+
+def _plain(mask: str) -> KernelSpec:
+    rows = "B * H * Q + B * G * K" + (" + MB * MH * MQ * ceildiv(K, 32)" if mask == "bias" else "")
+    return KernelSpec(
+        name="plain",
+        template="sdpa_backward_plain.cu.j2",
+        summary="a warp for each query, then for each key, fp32 FMA: any dtype, width and stride",
+        strides=_strides(mask),
+        constants=_constants(mask) or {"MASK_FORM": MASK_FORMS[mask]},
+        grid=f"ceildiv({rows}, 4)",
+        block="128",
+        estimate=f"8e-6 + B * H * Q * K * ({'6 * D + 7 * E' if mask == 'bias' else '4 * D + 5 * E'}) / 2e12",
+        pending="no GPU has run it yet" if mask else "",
+    )
+
+
+def _tensor_core(mask: str) -> KernelSpec:
+    tiles = "B * G * ceildiv(K, 16 * WARPS) + B * H * ceildiv(Q, 16 * WARPS)"
+    if mask == "bias":
+        tiles += " + MB * MH * ceildiv(K, 16 * WARPS) * (ceildiv(Q, BN) if MQ > 1 else 1)"
+    wide = "64 if D + E <= 128 else 32 if D + E <= 256" if mask != "bias" else "32 if D + E <= 256"
+    work = f"{_PAIRS} * ({'10 * D + 8 * E' if mask == 'bias' else '8 * D + 6 * E'})"
+    return KernelSpec(
+        name="tensor_core",
+        template="sdpa_backward_tensor_core.cu.j2",
+        summary=f"mma.sync m16n8k16 fed by cp.async, {_TILES}",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "D % 16 == 0 and D <= 256 and E % 16 == 0 and E <= 256 and E > 0",
+            *(f"aligned({n}, 16) and stride({n}, 3) == 1 and stride({n}, 2) % 8 == 0" for n in _ROWS),
+            *(f"stride({n}, 0) % 8 == 0 and stride({n}, 1) % 8 == 0" for n in _ROWS),
+            "Q < 1000000000 and K < 1000000000",
+        ),
+        strides=_strides(mask),
+        specialize=("D", "E"),
+        params={
+            "WARPS": (8, 4),
+            "BN": (64, 32, 16),
+            "CAPPED": (0, 1),  # whether there is a softcap
+        },
+        valid=("(CAPPED == 1) == (softcap > 0)", f"BN == ({wide} else 16)"),
+        constants=_constants(mask),
+        grid=f"max(1, min(multiprocessors, {tiles}))",
+        block="32 * WARPS",
+        shared_memory="(16 * WARPS + 2 * BN) * (D + E + 16) * 2 + 16 * BN + 16",
+        workspace=_STATISTICS,
+        cooperative=True,
+        estimate=f"1e-5 + {work} / {'1e14' if mask else '1.5e14'} * (1 if WARPS == 8 else 1.2)",
+        pending="no GPU has run it yet" if mask else "",
+    )
+
+
+def _wgmma(mask: str) -> KernelSpec:
+    return KernelSpec(
+        name="wgmma",
+        template="sdpa_backward_wgmma.cu.j2",
+        summary=f"wgmma fed by TMA, warp-specialised, {_TILES}",
+        targets="sm_90a",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "D in (64, 128) and E in (64, 128)",
+            *(f"aligned({n}, 16) and stride({n}, 3) == 1" for n in ("dy", "y")),
+            *(f"stride({n}, {axis}) % 8 == 0" for n in ("dy", "y") for axis in range(3)),
+            "Q > 0 and K > 0",
+            "Q < 1000000000 and K < 1000000000",
+        ),
+        strides=_strides(mask),
+        specialize=("D", "E"),
+        params={"CAPPED": (0, 1)},  # whether there is a softcap
+        valid=("(CAPPED == 1) == (softcap > 0)",),
+        constants={"STAGES": "3", **_constants(mask)},
+        tensor_maps=tuple(
+            TensorMap(name=f"{n}_map", operand=n, box=("64", "64", "1", "1"), swizzle="128") for n in _ROWS if n != "y"
+        ),
+        grid="max(1, min(multiprocessors, B * G * ceildiv(K, 128) + B * H * ceildiv(Q, 128)))",
+        block="384",
+        min_blocks=1,
+        shared_memory="(128 + 64 * STAGES) * (D + E) * 2 + 512 * STAGES + 16 * STAGES + 32",
+        workspace=_STATISTICS,
+        cooperative=True,
+        estimate=f"1.2e-5 + {_PAIRS} * (8 * D + 6 * E) / {'2.5e14' if mask else '5e14'}",
+        pending="no GPU has run it yet" if mask else "",
+    )
+
+
+def gradient_kernels(mask: str = "") -> tuple[KernelSpec, ...]:
+    """All of them, for the fusion with that mask (a key of :data:`.sdpa_kernels.MASK_FORMS`)."""
+    return (*(() if mask == "bias" else (_wgmma(mask),)), _tensor_core(mask), _plain(mask))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec, TensorMap
 
-
-def _switches(masked: bool, statistics: bool) -> dict[str, str]:
-    """Which form of ``sdpa.MASK`` the mask takes, -1 where the fusion has none; whether it gives the log-sum-exp."""
-    return {"MASK_FORM": "form(mask)" if masked else "-1", **({"LSE": "1"} if statistics else {})}
+#: Which form of ``sdpa.MASK`` a mask takes, a number of its own where it is ``sdpa.BIAS``, -1 where there is none.
+MASK_FORMS = {"": "-1", "mask": "form(mask)", "bias": "8"}
 
 
-def _plain(masked: bool, statistics: bool) -> KernelSpec:
+def _switches(masked: str, statistics: bool) -> dict[str, str]:
+    """Which mask; whether it gives the log-sum-exp."""
+    return {"MASK_FORM": MASK_FORMS[masked], **({"LSE": "1"} if statistics else {})}
+
+
+def _plain(masked: str, statistics: bool) -> KernelSpec:
     return KernelSpec(
         name="plain",
         template="sdpa_plain.cu.j2",
@@ -20,6 +23,7 @@ def _plain(masked: bool, statistics: bool) -> KernelSpec:
         grid="ceildiv(B * H * Q, 4)",
         block="128",
         estimate="5e-6 + B * H * Q * K * (2 * D + E) / 2e12" + (_STORED if statistics else ""),
+        pending="no GPU has run it yet" if masked and statistics else "",
     )
 
 
@@ -36,7 +40,7 @@ _STORED = " + B * H * Q * 4 / 3e12"
 _PAIRS = "B * H * Q * K * (0.5 if is_causal else 1.0)"
 
 
-def _wgmma(masked: bool, statistics: bool) -> KernelSpec:
+def _wgmma(masked: str, statistics: bool) -> KernelSpec:
     def tile(operand: str, rows: str) -> TensorMap:
         return TensorMap(name=f"{operand}_map", operand=operand, box=("64", rows, "1", "1"), swizzle="128")
 
@@ -79,10 +83,11 @@ def _wgmma(masked: bool, statistics: bool) -> KernelSpec:
         + ("" if masked else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)")
         + _FEW.format(128, 3.2e10)
         + (_STORED if statistics else ""),
+        pending="no GPU has run it yet" if masked and statistics else "",
     )
 
 
-def _tensor_core(masked: bool, statistics: bool) -> KernelSpec:
+def _tensor_core(masked: str, statistics: bool) -> KernelSpec:
     rows = ("q", "k", "v", "y")
     return KernelSpec(
         name="tensor_core",
@@ -109,9 +114,10 @@ def _tensor_core(masked: bool, statistics: bool) -> KernelSpec:
         shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked else '2.1e14'}"
         " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)" + _FEW.format(64, 1.4e10) + (_STORED if statistics else ""),
+        pending="no GPU has run it yet" if masked and statistics else "",
     )
 
 
-def kernels(masked: bool = False, statistics: bool = False) -> tuple[KernelSpec, ...]:
-    """All of them, for the fusion with a mask, with the log-sum-exp, or with neither."""
+def kernels(masked: str = "", statistics: bool = False) -> tuple[KernelSpec, ...]:
+    """All of them, for the fusion with a mask (a key of :data:`MASK_FORMS`), with the log-sum-exp, or with neither."""
     return _wgmma(masked, statistics), _tensor_core(masked, statistics), _plain(masked, statistics)

@@ -62,8 +62,9 @@ def test_torch(registry, kind):
     q, k, v = torch.randn(2, 9, 256), torch.randn(2, 9, groups * 64), torch.randn(2, 9, groups * 64)
     given = (q, k, v, torch.rand(2, 1, 9, 9))
     found = registry.match(module, *given).matches
-    names = ["attention.sdpa_masked"] if kind in ("bool", "added") else ["attention.sdpa", "attention.sdpa_training"]
-    assert [m.fusion for m in found] == names
+    words = ["sdpa_masked", "sdpa_masked_training"] if kind in ("bool", "added") else ["sdpa", "sdpa_training"]
+    words += ["sdpa_position_bias_training"] if kind == "added" else []
+    assert [m.fusion for m in found] == [f"attention.{w}" for w in words]
     assert found[0].attributes["is_causal"] == (kind in CAUSAL)
     assert found[0].choices["scaling"] == ("given" if kind == "scaled" else "usual")
     assert found[0].axes["G"] == groups

@@ -138,8 +138,32 @@ def test_attention_gradients(attributes, masked: bool) -> None:
     np.testing.assert_allclose(y, attention(*tensors), rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(lse, scores(*tensors[:2]).logsumexp(-1), rtol=1e-10)
     got = run("fusionreg::AttentionGrad", dy, q, k, v, y, lse, *mask, **attributes)
-    for found, want in zip(got, autograd(attention, q, k, v, dy=dy), strict=True):
+    for found, want in zip(got[:3], autograd(attention, q, k, v, dy=dy), strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 6, 5), (1, 4, 6, 5), (2, 1, 1, 5), (6, 5), (1, 5)], ids=str)
+@pytest.mark.parametrize("cap", [0.0, 1.5])
+def test_gradients_of_a_position_bias(shape, cap: float) -> None:
+    """Of what is added behind the cap, summed over the axes along which it is broadcast."""
+    q, k, v, dy = (RNG.standard_normal((2, h, s, 3)) for h, s in ((4, 6), (2, 5), (2, 5), (4, 6)))
+    bias = RNG.standard_normal(shape)
+
+    def attention(bias):
+        s = torch.from_numpy(q) @ torch.from_numpy(k).repeat_interleave(2, 1).mT * 3**-0.5
+        s = (cap * torch.tanh(s / cap) if cap else s) + bias
+        return s.softmax(-1) @ torch.from_numpy(v).repeat_interleave(2, 1)
+
+    y, *_, lse = run("Attention", q, k, v, bias, softcap=cap)
+    *_, got = run("fusionreg::AttentionGrad", dy, q, k, v, y, lse, bias, softcap=cap)
+    np.testing.assert_allclose(got, autograd(attention, bias, dy=dy)[0], rtol=1e-9, atol=1e-12)
+
+
+def test_a_boolean_mask_has_no_gradient() -> None:
+    q, k, v, dy = RNG.standard_normal((4, 1, 2, 3, 4))
+    mask = np.array([[True, False, True]])
+    y, *_, lse = run("Attention", q, k, v, mask)
+    assert len(run("fusionreg::AttentionGrad", dy, q, k, v, y, lse, mask)) == 3
 
 
 @pytest.mark.parametrize("axis", [-1, 1])

@@ -1,0 +1,113 @@
+"""Attention with masks and position biases in training: forward and backward fused, gradients of biases among them."""
+
+from __future__ import annotations
+
+import attention as kit
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
+
+from fusionreg.api import Registry
+
+from .conftest import fused, same
+
+BATCH, LENGTH, HEADS, WIDTH = 2, 24, 4, 64
+
+
+class Heads(nn.Module):
+    """Self-attention with all its projections; ``attend`` gets (q, k, v)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, 3 * WIDTH)
+        self.merge = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, mask, scale=None):
+        q, k, v = self.project(x).view(BATCH, LENGTH, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        return self.merge(y.transpose(1, 2).reshape(BATCH, LENGTH, WIDTH))
+
+
+class Bert(nn.Module):
+    """A block whose keys end where a sentence does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.norm = Heads(), nn.LayerNorm(WIDTH)
+
+    def forward(self, x, lengths):
+        real = torch.arange(LENGTH)[None] < lengths[:, None]
+        return self.norm(x + self.heads(x, real[:, None, None, :]))
+
+
+class T5(nn.Module):
+    """A block with a bias for each head and distance, which is trained, and no scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.bias = Heads(), nn.Embedding(8, HEADS)
+
+    def forward(self, x, lengths):
+        ahead = torch.arange(LENGTH)[None, :] - torch.arange(LENGTH)[:, None]
+        bias = self.bias((ahead // 4).clamp(-4, 3) + 4).permute(2, 0, 1)[None]  # [1 heads L L]
+        return x + self.heads(x, bias, scale=1.0)
+
+
+class Padded(T5):
+    """The same with padding: the bias is of every batch then."""
+
+    def forward(self, x, lengths):
+        ahead = torch.arange(LENGTH)[None, :] - torch.arange(LENGTH)[:, None]
+        real = torch.arange(LENGTH)[None] < lengths[:, None]
+        bias = self.bias((ahead // 4).clamp(-4, 3) + 4).permute(2, 0, 1)[None]
+        return x + self.heads(x, bias.masked_fill(~real[:, None, None, :], torch.finfo(x.dtype).min), scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("block", "words", "dtype"),
+    [(Bert, "masked", torch.float32), (T5, "position_bias", torch.float32), (T5, "position_bias", torch.bfloat16),
+     (Padded, "position_bias", torch.float32)],
+    ids=lambda p: getattr(p, "__name__", str(p)),
+)  # fmt: skip
+def test_a_block_trains(block, words, dtype, compiled, reports):
+    torch.manual_seed(0)
+    kernel = "plain" if dtype is torch.float32 else "tensor_core"
+    registry = Registry(kit.awake(kernel), device="sim")
+    x, way = torch.randn(2, BATCH, LENGTH, WIDTH).to(dtype)
+    lengths = torch.tensor([LENGTH, 7])
+    mine = block().to(dtype)
+    exact = block().double()
+    exact.load_state_dict(mine.state_dict())
+    step, saved = compiled(mine, registry=registry), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        got = step(x, lengths)
+    (got * way).sum().backward()
+    want = exact(x.double(), lengths)
+    (want * way.double()).sum().backward()
+    tolerance = 2e-5 if dtype is torch.float32 else 4e-2
+    same(got.double(), want, tolerance)
+    for (name, found), other in zip(mine.named_parameters(), exact.parameters(), strict=True):
+        scale = max(1.0, other.grad.abs().max().item())
+        assert (found.grad.double() - other.grad).abs().max().item() <= tolerance * scale, name
+    assert fused(reports) == [f"attention.sdpa_{words}_training"]
+    assert fused(reports, "backward") == [f"attention.sdpa_{words}_backward"]
+    used = dict(registry.runtime.kernels_used)
+    assert used == {f"attention.sdpa_{words}_{n}/{kernel}": 1 for n in ("training", "backward")}
+    scores = BATCH * HEADS * LENGTH * LENGTH
+    kept = [t for t in saved if not isinstance(t, FakeTensor) and t.numel() == scores]
+    assert len(kept) == (block is Padded)  # the bias with its mask, an input
+
+
+def test_a_mask_without_a_gradient_is_a_constant(compiled, reports):
+    """Added, of four axes: its gradient would cost a third more."""
+    registry = Registry(kit.awake("plain"), device="sim")
+    q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
+    mask, way = torch.randn(1, 2, 8, 8), torch.randn(1, 2, 8, 16)
+    function = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # noqa: E731
+    step = compiled(function, registry=registry)
+    mine, other = (torch.autograd.grad(f(q, k, v), (q, k, v), way) for f in (step, function))
+    for a, b in zip(mine, other, strict=True):
+        same(a, b)
+    assert fused(reports) == ["attention.sdpa_masked_training"]
