@@ -37,7 +37,7 @@ def route(
     if scoring == "sigmoid":
         scores = sigmoid_of(xp, logits)
     elif scoring == "softmax":
-        scores = _softmax(xp, logits)
+        scores = softmax_of(xp, logits)
     else:
         scores = logits
     ranked = logits if bias is None else scores + bias
@@ -45,13 +45,13 @@ def route(
     ids = xp.cast(xp.ns.argsort(ranked, axis=-1, descending=True, stable=True)[..., :top_k], "int64")
     weights = xp.take_along(scores, ids, -1)
     if scoring == "softmax_after":
-        weights = _softmax(xp, weights)
+        weights = softmax_of(xp, weights)
     elif renormalise:
         weights = weights / (xp.ns.sum(weights, axis=-1, keepdims=True) + (1e-20 if scoring == "sigmoid" else 0.0))
     return weights * scale, ids
 
 
-def _softmax(xp: Any, x: Any) -> Any:
+def softmax_of(xp: Any, x: Any) -> Any:
     e = xp.ns.exp(x - xp.ns.max(x, axis=-1, keepdims=True))
     return e / xp.ns.sum(e, axis=-1, keepdims=True)
 

@@ -40,6 +40,7 @@ MODULES = (
     "random",
     "routing",
     "experts",
+    "expert_gradients",
     "masking",
 )
 
