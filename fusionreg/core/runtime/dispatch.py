@@ -14,6 +14,7 @@ from ..frozen import EMPTY, FrozenDict
 from ..problem import Candidate, Problem, Refusal, Selection, bind, select
 from .bound import Bound
 from .call import Call, check_overlap, look_at
+from .device_launch import Opening
 from .driver import driver
 from .kernels import Kernels, device_target
 from .keys import attributes_key
@@ -311,27 +312,24 @@ class Runtime:
             )  # fmt: skip
         self._check_launch(candidate, problem)
         allocation = Allocation(call.library, call.place, problem, candidate.launch.workspace)
-        several = cuda.device_count() > 1
+        opening = Opening(
+            candidate.kernel.key, cuda, call.library, call.place, allocation, several=cuda.device_count() > 1
+        )
         if of_library is not None:
             try:
                 prepared = self.kernels.library_call(candidate, problem, device)
             except UnsupportedError as e:
                 return str(e)
-            return LibraryLaunch(
-                kernel=candidate.kernel.key, driver=cuda, prepared=prepared, library=call.library, place=call.place,
-                sources=[i for i, n in enumerate(entry.inputs) if n in call.arrays], allocation=allocation,
-                several_devices=several,
-            )  # fmt: skip
+            sources = [i for i, n in enumerate(entry.inputs) if n in call.arrays]
+            return LibraryLaunch(opening, prepared=prepared, sources=sources)
         loaded = self.kernels.on_gpu(entry, candidate, problem, device)
         wrong = loaded.misfit(cuda, candidate.launch, device)
         if wrong:
             return wrong
         arguments = loaded.source.arguments
         return GpuLaunch(
-            kernel=candidate.kernel.key, driver=cuda, function=loaded.function, module=loaded.module,
-            launch=candidate.launch, arguments=arguments, values=argument_values(problem, arguments),
-            inputs=tuple(entry.inputs), library=call.library, place=call.place, allocation=allocation,
-            several_devices=several, maps=candidate.maps,
+            opening, function=loaded.function, module=loaded.module, launch=candidate.launch, arguments=arguments,
+            values=argument_values(problem, arguments), inputs=tuple(entry.inputs), maps=candidate.maps,
         )  # fmt: skip
 
     def _simulator(self, entry: FusionEntry, call: Call, problem: Problem, candidate: Candidate) -> Prepared | str:

@@ -17,7 +17,8 @@ from ..problem.geometry import Launch
 from ..problem.iteration import space
 from ..problem.types import row_major
 from ..render import Argument
-from .driver import INVALID_CONTEXT, Config, Driver, config
+from .device_launch import DeviceLaunch, Opening
+from .driver import INVALID_CONTEXT, Config, config
 from .tensor_maps import MapEncoder
 
 if TYPE_CHECKING:
@@ -107,35 +108,23 @@ class Nothing:
         return lambda: None
 
 
-class GpuLaunch:
+class GpuLaunch(DeviceLaunch):
     """A loaded kernel with its configuration and parameters packed; a call writes pointers and the stream."""
-
-    reason = ""
-    guard: Callable[[], bool] | None = None
 
     def __init__(
         self,
+        opening: Opening,
         *,
-        kernel: str,
-        driver: Driver,
         function: int,
         module: Any,
         launch: Launch,
         arguments: Sequence[Argument],
         values: dict[str, Any],
         inputs: Sequence[str],
-        library: Library,
-        place: Place,
-        allocation: Allocation,
-        several_devices: bool,
         maps: Sequence[TensorMapLayout] = (),
     ) -> None:
-        self.kernel, self.calls, self.driver, self.module = kernel, 0, driver, module
-        self.function, self.launch, self.device = function, launch, place.ordinal
-        self.outputs = allocation.outputs
-        self.scratch = allocation.workspace
-        self.pointer, self.stream = library.pointer, library.stream()
-        self.several_devices = several_devices
+        super().__init__(opening)
+        self.module, self.function, self.launch = module, function, launch
         self.arguments, self.values = tuple(arguments), values
         self.sources = tuple(
             i for i, name in enumerate(inputs) if any(a.kind == "input" and a.name == name for a in arguments)
@@ -143,7 +132,7 @@ class GpuLaunch:
         pointed, by_name = [a.name for a in arguments if a.pointer], {m.name: m for m in maps}
         #: of every tensor map: its parameter, the slot of its operand's address, and what encodes it
         self.maps = tuple(
-            (i, pointed.index(by_name[a.name].operand), MapEncoder(driver, by_name[a.name], kernel))
+            (i, pointed.index(by_name[a.name].operand), MapEncoder(self.driver, by_name[a.name], self.kernel))
             for i, a in enumerate(arguments)
             if a.kind == "tensor_map"
         )
@@ -152,7 +141,7 @@ class GpuLaunch:
         )  # the packed structures are one per layout, and the driver call drops the interpreter's lock
         self.config, self.slots, self.parameters, self._keep = self.pack()
         self._config, self._parameters = ctypes.addressof(self.config), ctypes.addressof(self.parameters)
-        self._launch = driver.launch
+        self._launch = self.driver.launch
 
     def pack(self) -> tuple[Config, Any, Any, list[Any]]:
         """The configuration, pointer slots (inputs, outputs, workspace), the parameter array, and what it points to."""
@@ -227,14 +216,7 @@ class GpuLaunch:
         return again
 
     def _launch_on_device(self, at_config: int, at_parameters: int) -> int:
-        driver = self.driver
-        if driver.current() == driver.context(self.device):
-            return self._launch(at_config, self.function, at_parameters, None)
-        driver.push(self.device)
-        try:
-            return self._launch(at_config, self.function, at_parameters, None)
-        finally:
-            driver.pop()
+        return self.in_context(lambda: self._launch(at_config, self.function, at_parameters, None))
 
     def _failed(self, code: int, at_config: int, at_parameters: int) -> None:
         """Once more where this thread merely had no context yet; :class:`LaunchError` otherwise."""

@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..registry.library_calls import PreparedCall
-from .driver import Driver
-
-if TYPE_CHECKING:
-    from .launch import Allocation
-    from .libraries import Library, Place
+from .device_launch import DeviceLaunch, Opening
 
 
-class LibraryLaunch:
-    """Hands a library the addresses of a call's arrays, on the caller's stream."""
+class LibraryLaunch(DeviceLaunch):
+    """Hands a library the addresses of a call's arrays."""
 
-    reason = ""
-    guard: Callable[[], bool] | None = None
-
-    def __init__(
-        self,
-        *,
-        kernel: str,
-        driver: Driver,
-        prepared: PreparedCall,
-        sources: Sequence[int],
-        library: Library,
-        place: Place,
-        allocation: Allocation,
-        several_devices: bool,
-    ) -> None:
+    def __init__(self, opening: Opening, *, prepared: PreparedCall, sources: Sequence[int]) -> None:
         """``sources``: places of the present inputs among those of the fusion."""
-        self.kernel, self.calls, self.driver, self.prepared = kernel, 0, driver, prepared
-        self.sources, self.device = tuple(sources), place.ordinal
-        self.pointer, self.stream = library.pointer, library.stream()
-        self.outputs, self.scratch = allocation.outputs, allocation.workspace
-        self.several_devices = several_devices
+        super().__init__(opening)
+        self.prepared, self.sources = prepared, tuple(sources)
 
     def _enqueue(self, pointers: Sequence[int], scratch: int) -> None:
-        driver, stream = self.driver, self.stream(self.device)
-        if not self.several_devices or driver.current() == driver.context(self.device):
+        stream = self.stream(self.device)
+        if self.several_devices:
+            self.in_context(lambda: self.prepared(pointers, scratch, stream))
+        else:
             self.prepared(pointers, scratch, stream)
-            return
-        driver.push(self.device)
-        try:
-            self.prepared(pointers, scratch, stream)
-        finally:
-            driver.pop()
 
     def run(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         pointer = self.pointer
