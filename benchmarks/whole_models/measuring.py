@@ -128,12 +128,14 @@ def _way(name: str, module: torch.nn.Module, registry: Any, plan: Plan) -> Way:
 
 
 def _fused(reports: list[Report]) -> dict[str, Any]:
-    """Of one way: how many sites, the deepest in operators by stage, the fusions, what could not be rewritten."""
+    """Of one way: how many sites, the deepest in operators by stage, the fusions, what lost and why, what could not be
+    rewritten."""
     deepest = {stage: max(r.deepest for r in reports if r.stage == stage) for stage in {r.stage for r in reports}}
     return {
         "sites": sum(len(r.fused) for r in reports),
         "deepest": deepest,
         "fusions": dict(Counter(f"{r.stage}: {s.fusion}" for r in reports for s in r.fused)),
+        "lost": dict(Counter(f"{r.stage}: {s.fusion}: {s.reason}" for r in reports for s in r.lost)),
         "refused": [t for r in reports for t in r.refused],
     }
 
