@@ -5,7 +5,7 @@ The experts' matrices are stacked as Hugging Face does it: gate_up [E 2I D], gat
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec
+from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec
 
 from .routed_kernels import KERNELS
 from .routed_spellings import SPELLINGS
@@ -117,6 +117,7 @@ ROUTED_FFN = FusionSpec(
     axes=AXES,
     extents={"M": 8, "D": 64, "E": 6, "J": 96, "I": 48},
     attributes=ATTRIBUTES,
+    backward=Backward(fusion="moe.routed_ffn_backward"),
     autocast="lower",
     constraints=(
         "J == 2 * I",
