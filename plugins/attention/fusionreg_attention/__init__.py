@@ -13,7 +13,19 @@ from fusionreg.core.registry.library_calls import LibraryCall
 from fusionreg.core.spec import FusionSpec, KernelSpec, OpSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import cudnn_attention, cudnn_kernels, decode, log_softmax, qkv, rope, rope_alone, rope_ops, sdpa, softmax
+from . import (
+    cudnn_attention,
+    cudnn_gradient,
+    cudnn_kernels,
+    decode,
+    log_softmax,
+    qkv,
+    rope,
+    rope_alone,
+    rope_ops,
+    sdpa,
+    softmax,
+)
 
 
 @hookimpl
@@ -33,4 +45,4 @@ def register_ops() -> Sequence[OpSpec]:
 
 @hookimpl
 def register_library_calls() -> Sequence[LibraryCall]:
-    return [cudnn_attention.CudnnAttention()]
+    return [cudnn_attention.CudnnAttention(), cudnn_gradient.CudnnAttentionGrad()]

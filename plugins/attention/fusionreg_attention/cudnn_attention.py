@@ -1,8 +1,7 @@
 """The fusions in ``sdpa`` as calls of cuDNN: kernels beside ours.
 
 Left to other kernels: masks, a softcap, windows, and no keys at all. cuDNN's statistics are the log-sum-exp that
-``sdpa_training`` gives. Not its gradient: where a weight of the given log-sum-exp would pass 1, which rounding alone
-makes of a real one, ``sdpa_backward`` takes 1, and cuDNN what the exponential gives.
+``sdpa_training`` gives; ``cudnn_gradient`` has what takes it.
 """
 
 from __future__ import annotations
