@@ -3,14 +3,16 @@
 The rule's constraints: q, k and v are products of one x, heads divide their columns, the softmax is over keys. Heads
 are split and merged as transformers do it, ``(0, 0, H, -1)`` and Transpose (0, 2, 1, 3), so nothing is copied for it.
 With weights of their own (``qkv_sdpa``), or with one for all three (``qkv_packed_sdpa``), whose columns are q's, k's
-and v's, each by head.
+and v's, each by head. Decoders rotate q and k in between, and some normalise each head in front of that
+(``qkv_rope_sdpa``: Llama, Qwen).
 """
 
 from __future__ import annotations
 
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Tolerance, Workload
 
-from .qkv_kernels import kernels
+from .qkv_kernels import Kind, kernels
+from .rope_alone import CUTS
 from .sdpa import MASK
 
 _ATTRIBUTES = {
@@ -18,6 +20,10 @@ _ATTRIBUTES = {
     "transB": AttributeSpec(type="int", default=1, choices=(0, 1), static=True, summary="1: weights are [columns C]"),
     "scale": AttributeSpec(type="float", default=0.125, summary="of the scores, where scaling is given"),
     "is_causal": AttributeSpec(type="int", default=0, choices=(0, 1), summary="1: query i sees keys 0 to i"),
+}
+_ROTATION = {
+    "middle": AttributeSpec(type="int", default=0, summary="half of a head where Slices cut it, else 0"),
+    "epsilon": AttributeSpec(type="float", default=1e-6, summary="of the normalisation of heads, where there is one"),
 }
 _KV_HEADS = AttributeSpec(type="int", default=4, summary="of k and v")
 
@@ -37,6 +43,17 @@ def _projected(name: str, heads: str) -> str:
     )
 
 
+def _turned(name: str, heads: str, cut: str) -> str:
+    halves = cut.format(x=f"{name}t")
+    return (
+        f"{name} = optional(Add)(MatMul(x, w{name}, transB=transB), b{name})\n"
+        f"{name}n = optional(RMSNormalization)(Reshape({name}, (0, 0, {heads}, -1)), g{name}, epsilon=epsilon)\n"
+        f"{name}t = Transpose({name}n, perm=(0, 2, 1, 3))\n{halves}\n"
+        f"{name}h = Add(Mul({name}t, cos), Mul(Concat(Neg({name}t2), {name}t1, axis=-1), sin))\n"
+    )
+
+
+_ROTARY = tuple(_turned("q", "H", cut) + _turned("k", "G", cut) + _projected("v", "G") for cut in CUTS)
 _THREE = _projected("q", "H") + _projected("k", "G") + _projected("v", "G")
 _PACKED = "h = optional(Add)(MatMul(x, w, transB=transB), b)\n"
 #: timm's, and GPT-2's.
@@ -60,9 +77,13 @@ _SCORES = tuple(
 )
 
 
-def _cases(packed: bool) -> tuple[Case, ...]:
+def _cases(kind: Kind) -> tuple[Case, ...]:
+    packed = kind == "packed"
+
     def case(name: str, heads: int, summary: str = "", values: dict[str, str] | None = None, **axes: int) -> Case:
         attributes = {"H": heads, **({} if packed else {"G": heads}), "is_causal": int("causal" in name)}
+        width = axes.get("N", 64) // heads
+        axes |= {"E": width} if kind == "rotary" else {}
         return Case(name=name, axes=axes, attributes=attributes, values=values or {}, summary=summary)
 
     def wide(name: str, heads: int, width: int, **axes: int) -> Case:
@@ -70,6 +91,11 @@ def _cases(packed: bool) -> tuple[Case, ...]:
         columns = {"N": 3 * n} if packed else {"N": n, "J": n, "U": n}
         found = case(name, heads, f"heads of {width}", None, **columns, **axes)
         return found.model_copy(update={"absent": ("mask",), "attributes": found.attributes | {"scaling": "usual"}})
+
+    def rotated(name: str, **attributes: int) -> Case:
+        found = wide(name, 2, 128, S=72)
+        gone = ("mask", "bq", "bk", "bv", "gq", "gk")
+        return found.model_copy(update={"absent": gone, "attributes": found.attributes | attributes})
 
     shared = Case(name="shared_heads", axes={"J": 32, "U": 32}, attributes={"H": 4, "G": 2})
     return (
@@ -82,42 +108,70 @@ def _cases(packed: bool) -> tuple[Case, ...]:
         wide("wide_causal", 3, 64, S=200, C=136),
         wide("wider", 1, 128, S=130),
         wide("wider_causal", 2, 128, S=72, C=72),
+        *((rotated("rotated"), rotated("rotated_from_rows", transB=0)) if kind == "rotary" else ()),
     )
 
 
-def _workload(name: str, sequences: int, tokens: int, channels: int, heads: int, packed: bool) -> Workload:
-    axes = {"B": sequences, "S": tokens, "C": channels, "N": channels * (3 if packed else 1)}
+def _workload(name: str, sequences: int, tokens: int, channels: int, heads: int, kind: Kind) -> Workload:
+    groups, rotary = heads // (4 if kind == "rotary" else 1), kind == "rotary"
+    of_k = channels // heads * groups
+    axes = {"B": sequences, "S": tokens, "C": channels, "N": channels * (3 if kind == "packed" else 1)}
+    axes |= {} if kind == "packed" else {"J": of_k, "U": of_k}
     return Workload(
         name=name,
         row="S12",
-        axes=axes if packed else axes | {"J": channels, "U": channels},
+        axes=axes | ({"E": channels // heads} if rotary else {}),
         dtypes={"T": "bfloat16", "P": "bool"},
-        forms={"w": "T[N C]"} if packed else {"wq": "T[N C]", "wk": "T[J C]", "wv": "T[U C]"},
-        attributes={"H": heads, "transB": 1, "scaling": "usual", **({} if packed else {"G": heads})},
-        absent=("mask", *(("b",) if packed else ("bq", "bk", "bv"))),
-        summary="a layer of an encoder",
-    )
+        forms=({"w": "T[N C]"} if kind == "packed" else {"wq": "T[N C]", "wk": "T[J C]", "wv": "T[U C]"})
+        | (dict.fromkeys(_TABLES, "T[1 1 S E]") if rotary else {}),
+        attributes={
+            "H": heads, "transB": 1, "scaling": "usual",
+            **({} if kind == "packed" else {"G": groups}), **({"is_causal": 1} if rotary else {}),
+        },
+        absent=("mask", *(("b",) if kind == "packed" else ("bq", "bk", "bv")), *(("gq", "gk") if rotary else ())),
+        summary="a layer of a decoder in prefill" if rotary else "a layer of an encoder",
+    )  # fmt: skip
 
 
 _COLUMNS = {"q": "N", "k": "J", "v": "U"}
+_TABLES = ("cos", "sin")
+_SUMMARIES = {
+    "three": "q, k and v projected from one x by three weights, attention of heads",
+    "packed": "q, k and v projected from one x by one weight, attention of heads",
+    "rotary": "the same with a rotary embedding of q and k, whose heads may be normalised in front of it",
+}
+_WORDS = {"three": "qkv_sdpa", "packed": "qkv_packed_sdpa", "rotary": "qkv_rope_sdpa"}
+_HEADS = {"three": (_THREE,), "packed": tuple(_PACKED + h for h in _PACKED_HEADS), "rotary": _ROTARY}
 
 
-def _fusion(packed: bool) -> FusionSpec:
+def _fusion(kind: Kind) -> FusionSpec:
+    packed, rotary = kind == "packed", kind == "rotary"
     weights = {"w": "T[N C] | T[C N]"} if packed else {f"w{n}": f"T[{a} C] | T[C {a}]" for n, a in _COLUMNS.items()}
     biases = {"b": "T[N]"} if packed else {f"b{n}": f"T[{a}]" for n, a in _COLUMNS.items()}
-    heads = _PACKED_HEADS if packed else ("",)
     sizes = {"w": "N"} if packed else {f"w{n}": a for n, a in _COLUMNS.items()}
+    scales = {"gq": "T[E]", "gk": "T[E]"} if rotary else {}
+    tables = dict.fromkeys(_TABLES, "T[1 1 S E] | T[B 1 S E] | T[S E]") if rotary else {}
+    workloads = (("8x2048x4096-h32", 8, 2048, 4096, 32), ("1x128x768-h12", 1, 128, 768, 12))
     return FusionSpec(
         api=1,
-        name=f"attention.qkv_{'packed_' if packed else ''}sdpa",
-        summary=f"q, k and v projected from one x by {'one weight' if packed else 'three weights'}, attention of heads",
-        pattern=tuple((_PACKED if packed else _THREE) + h + _ATTEND.format(p) for h in heads for p in _PRECISIONS),
-        inputs={"x": "T[B S C]", **weights, **biases, "mask": MASK.replace("Q", "S").replace("K", "S")},
+        name=f"attention.{_WORDS[kind]}",
+        summary=_SUMMARIES[kind],
+        pattern=tuple(h + _ATTEND.format(p) for h in _HEADS[kind] for p in _PRECISIONS),
+        inputs={
+            "x": "T[B S C]", **weights, **biases, **scales, **tables,
+            "mask": MASK.replace("Q", "S").replace("K", "S"),
+        },
         outputs={"y": "T[B S Y]"},
         dtypes={"T": ("bfloat16", "float16", "float32"), "P": ("bool", "float16", "bfloat16", "float32")},
-        axes=_AXES | {"Y": "columns of v"} | ({} if packed else {"J": "columns of k", "U": "columns of v"}),
-        extents={"B": 2, "S": 24, "C": 8, "N": 192 if packed else 64, **({} if packed else {"J": 64, "U": 64})},
-        attributes=_ATTRIBUTES | ({} if packed else {"G": _KV_HEADS}),
+        axes=_AXES
+        | {"Y": "columns of v"}
+        | ({} if packed else {"J": "columns of k", "U": "columns of v"})
+        | ({"E": "width of a head"} if rotary else {}),
+        extents={
+            "B": 2, "S": 24, "C": 8, "N": 192 if packed else 64, **({} if packed else {"J": 64, "U": 64}),
+            **({"E": 16} if rotary else {}),
+        },
+        attributes=_ATTRIBUTES | ({} if packed else {"G": _KV_HEADS}) | (_ROTATION if rotary else {}),
         autocast="lower",
         constraints=(
             "B > 0 and S > 0 and H > 0",
@@ -134,16 +188,22 @@ def _fusion(packed: bool) -> FusionSpec:
                     "Y == U // G * H",
                 )
             ),
+            *(
+                (
+                    "E * H == N and E % 2 == 0 and (middle == 0 or 2 * middle == E)",
+                    "form(cos) == form(sin)",
+                    "present(gq) == present(gk)",
+                )
+                if rotary
+                else ()
+            ),
         ),
-        cases=_cases(packed),
+        cases=_cases(kind),
         tolerances=_SCORES,
-        workloads=(
-            _workload("8x2048x4096-h32", 8, 2048, 4096, 32, packed),
-            _workload("1x128x768-h12", 1, 128, 768, 12, packed),
-        ),
-        kernels=kernels(packed),
+        workloads=tuple(_workload(*w, kind) for w in workloads),
+        kernels=kernels(kind),
         tags=("S12", "attention"),
-    )
+    )  # fmt: skip
 
 
-FUSIONS: tuple[FusionSpec, ...] = (_fusion(packed=False), _fusion(packed=True))
+FUSIONS: tuple[FusionSpec, ...] = (_fusion("three"), _fusion("packed"), _fusion("rotary"))

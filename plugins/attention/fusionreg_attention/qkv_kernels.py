@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fusionreg.core.spec import KernelSpec, TensorMap
 
+#: Weights of q, k and v: one each, or one for all; or one each, and a rotary embedding of q and k.
+Kind = Literal["three", "packed", "rotary"]
 
-def _fused(packed: bool) -> KernelSpec:
+
+def _constants(kind: Kind) -> dict[str, str]:
+    rotary = kind == "rotary"
+    return {
+        "PACKED": str(int(kind == "packed")),
+        "ROTARY": str(int(rotary)),
+        "NORMED": "1 if present(gq) else 0" if rotary else "0",
+        "BATCHED": "1 if rank(cos) == 4 and form(cos) == 1 else 0" if rotary else "0",
+        **{f"BIAS_{n.upper()}": f"1 if present({'b' if kind == 'packed' else f'b{n}'}) else 0" for n in "qkv"},
+    }
+
+
+def _fused(kind: Kind) -> KernelSpec:
+    packed = kind == "packed"
     columns = "N" if packed else "(N + 2 * J)"
     width = "N // (3 * H)" if packed else "N // H"
     tiles = "ceildiv(N, 64)" if packed else "ceildiv(N, 64) + 2 * ceildiv(J, 64)"
@@ -28,8 +45,7 @@ def _fused(packed: bool) -> KernelSpec:
         valid=(f"D == {width}",),
         constants={
             "MASK_FORM": "form(mask)",
-            "PACKED": str(int(packed)),
-            **{f"BIAS_{n.upper()}": f"1 if present({'b' if packed else f'b{n}'}) else 0" for n in "qkv"},
+            **_constants(kind),
         },
         grid=f"max(1, min(2 * multiprocessors, max(ceildiv(B * S, 64) * ({tiles}), B * H * ceildiv(S, 64))))",
         block="128",
@@ -42,10 +58,12 @@ def _fused(packed: bool) -> KernelSpec:
     )
 
 
-def _wgmma(packed: bool) -> KernelSpec:
+def _wgmma(kind: Kind) -> KernelSpec:
+    packed, rotary = kind == "packed", kind == "rotary"
     columns = "N" if packed else "(N + 2 * J)"
     width = "N // (3 * H)" if packed else "N // H"
     weights = {"w": "N"} if packed else {"wq": "N", "wk": "J", "wv": "U"}
+    box = "32 if D == 128 else 64" if rotary else "64"  # columns of weights that a copy brings
     parts = "B * ceildiv(S, BK) * (BK // 64)"
     tiles = f"ceildiv({parts}, CONSUMERS) * ceildiv({columns}, 64 * PIECES)"
     return KernelSpec(
@@ -59,25 +77,27 @@ def _wgmma(packed: bool) -> KernelSpec:
             "not present(mask)",
             f"{width} in (64, 128)",
             *(() if packed else ("J == U",)),
+            *(("aligned(cos, 4) and aligned(sin, 4)",) if rotary else ()),
             f"B * (S + 127) * {columns} < 17179869184 and B * H * S < 1073741824",
         ),
         params={"D": (128, 64)},
         valid=(f"D == {width}",),
         constants={
-            "PACKED": str(int(packed)),
             "CONSUMERS": "3",
-            "PIECES": "3",  # columns of a tile of the projection, by 64
+            # columns of a tile of the projection, by 64: whole heads, where these are normalised
+            "PIECES": "2 if D == 128 and present(gq) else 3" if rotary else "3",
             "STAGES": "4",
             "BK": "64 if D == 128 else 128",
             "ROOM": "max((STAGES * (CONSUMERS + PIECES) + CONSUMERS) * 8192, (256 * CONSUMERS + 8 * BK) * D)",
-            **{f"BIAS_{n.upper()}": f"1 if present({'b' if packed else f'b{n}'}) else 0" for n in "qkv"},
+            **_constants(kind),
         },
         tensor_maps=(
             TensorMap(name="x_map", operand="x", box=("64", "64", "1"), swizzle="128", l2_promotion=256),
             *(
                 TensorMap(
                     name=f"{name}_map", operand=name, dims=("C if transB else " + n, n + " if transB else C"),
-                    box=("64", "64"), swizzle="128", l2_promotion=256,
+                    box=(f"64 if transB else ({box})", f"({box}) if transB else 64"),
+                    swizzle=f"128 if transB else 2 * ({box})", l2_promotion=256,
                 )
                 for name, n in weights.items()
             ),
@@ -96,6 +116,6 @@ def _wgmma(packed: bool) -> KernelSpec:
     )  # fmt: skip
 
 
-def kernels(packed: bool) -> tuple[KernelSpec, ...]:
-    """All of them, of the fusion with one weight, or with three."""
-    return _wgmma(packed), _fused(packed)
+def kernels(kind: Kind) -> tuple[KernelSpec, ...]:
+    """All of them."""
+    return _wgmma(kind), _fused(kind)
