@@ -25,7 +25,7 @@ def _half(cut: str) -> str:
 
 _END = 2**63 - 1
 #: A head cut in two; the halves of Slices are told by where the second one begins.
-_CUTS = (
+CUTS = (
     "{x}1, {x}2 = Split({x}, (-1, -1), axis=-1)",
     f"{{x}}1 = Slice({{x}}, (0,), (middle,), (-1,), (1,))\n{{x}}2 = Slice({{x}}, (middle,), ({_END},), (-1,), (1,))",
     f"{{x}}1 = Slice({{x}}, (0,), (middle,), (-1,))\n{{x}}2 = Slice({{x}}, (middle,), ({_END},), (-1,))",
@@ -104,7 +104,7 @@ ROPE_HALF = FusionSpec(
     api=1,
     name="attention.rope_half",
     summary="rotary embedding of q and k, spelled out: x cos + (-x2, x1) sin",
-    pattern=tuple(_half(cut) for cut in _CUTS),
+    pattern=tuple(_half(cut) for cut in CUTS),
     inputs={
         "q": "T[B H S D]",
         "k": "T[B G S D]",
