@@ -23,9 +23,11 @@ from .frozen import FrozenDict
 Dim = int | str
 Shape = tuple[Dim, ...]
 
-SPACES = ("device", "pinned_host", "managed")
 #: The one of the host that a GPU reads in place.
 HOST = "pinned_host"
+#: The one that the driver moves to whoever touches it: for a GPU an ordinary address.
+MANAGED = "managed"
+SPACES = ("device", HOST, MANAGED)
 
 _FORM = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*\[([^\[\]|]*)\]\s*", re.ASCII)
 _AXIS = re.compile(r"[A-Za-z][A-Za-z0-9_]*|[1-9][0-9]*", re.ASCII)

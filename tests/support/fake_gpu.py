@@ -74,6 +74,8 @@ class FakeLibrary:
     )  # the stack of this thread; context of device i is 1000 + i
     shared: dict[int, int] = field(default_factory=dict)
     capturing: bool = False
+    managed: set[int] = field(default_factory=set)  # addresses of managed memory
+    known: set[int] = field(default_factory=set)  # of other memory that CUDA has
     resident: int = 8  # blocks of any kernel that a multiprocessor holds
     parameters: int = 0
     encoded: list[Encoded] = field(default_factory=list)
@@ -115,6 +117,10 @@ class FakeLibrary:
 
     def _cuStreamIsCapturing(self, stream, out):
         return _store(ctypes.c_int, out, int(self.capturing))
+
+    def _cuPointerGetAttribute(self, out, attribute, address):
+        assert attribute == 8  # is managed
+        return _store(ctypes.c_uint, out, address in self.managed) if address in self.managed | self.known else 1
 
     def _cuFuncSetAttribute(self, function, attribute, value):
         assert attribute == 8
@@ -171,8 +177,8 @@ def install(monkeypatch, library: FakeLibrary, device_of=lambda a: 0, stream=lam
         loaded.append((code, device))
         return object(), 5000 + len(loaded)
 
-    monkeypatch.setattr(dispatch, "driver", lambda: fake)
-    monkeypatch.setattr(kernels, "driver", lambda: fake)
+    for module in (dispatch, kernels, libraries):
+        monkeypatch.setattr(module, "driver", lambda: fake)
     monkeypatch.setattr(kernels, "load", load)
     monkeypatch.setattr(libraries._Numpy, "place", lambda self, a: Place("cuda", device_of(a)))
     monkeypatch.setattr(libraries._Numpy, "stream", lambda self: stream)

@@ -92,13 +92,9 @@ def _place(entry: FusionEntry, everything: Mapping[str, Any], library: Library) 
     memory that a kernel reads there may be."""
     fusion, seen = entry.spec.name, None
     beside = _beside(entry, everything, library)
+    elsewhere = [n for n in everything if n in entry.inputs and entry.inputs[n].space != "device"]
     for name, array in everything.items():
-        if name in beside:
-            continue
-        declared = entry.inputs[name].space if name in entry.inputs else "device"
-        if declared != "device":
-            if library.space(array) != declared:
-                raise _wrong(fusion, f"{name} is not in {declared} memory", f"{declared} memory", tensor=name)
+        if name in beside or name in elsewhere:
             continue
         place = library.place(array)
         if seen is not None and place != seen[1]:
@@ -107,7 +103,12 @@ def _place(entry: FusionEntry, everything: Mapping[str, Any], library: Library) 
                 expected += f", or {HOST} memory"
             raise _wrong(fusion, f"{name} is on {place}", expected, tensor=name, device=str(place))
         seen = seen or (name, place)
-    return seen[1] if seen else library.place(next(iter(everything.values())))
+    found = seen[1] if seen else library.place(next(iter(everything.values())))
+    for name in elsewhere if found.kind != "cpu" else ():  # in the simulator all memory is one
+        declared = entry.inputs[name].space
+        if library.space(everything[name]) != declared:
+            raise _wrong(fusion, f"{name} is not in {declared} memory", f"{declared} memory", tensor=name)
+    return found
 
 
 def _check_outputs(

@@ -16,6 +16,7 @@ from ..errors import LaunchError, MissingDependencyError
 INVALID_CONTEXT, NOT_READY = 201, 600
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MULTIPROCESSORS = 75, 76, 16
 _MAX_DYNAMIC_SHARED = 8
+_IS_MANAGED = 8  # of CUpointer_attribute
 #: A kernel may use this much dynamic shared memory without asking.
 SHARED_WITHOUT_ASKING = 49_152
 
@@ -138,6 +139,11 @@ class Driver:
     def pop(self) -> None:
         self.library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
+    def managed(self, address: int) -> bool:
+        """Whether it is in managed memory; an address that CUDA does not know is not."""
+        found = ctypes.c_uint()
+        return self.library.cuPointerGetAttribute(ctypes.byref(found), _IS_MANAGED, address) == 0 and found.value == 1
+
     def capturing(self, stream: int) -> bool:
         """Whether the stream is recording into a graph."""
         status = ctypes.c_int()
@@ -170,6 +176,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuStreamIsCapturing": [_POINTER, _POINTER],
     "cuFuncSetAttribute": [_POINTER, _INT, _INT],
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": [_POINTER, _POINTER, _INT, ctypes.c_size_t],
+    "cuPointerGetAttribute": [_POINTER, _INT, ctypes.c_uint64],
     "cuGetErrorName": [_INT, _POINTER],
     "cuGetErrorString": [_INT, _POINTER],
     "cuLaunchKernelEx": [_POINTER, _POINTER, _POINTER, _POINTER],

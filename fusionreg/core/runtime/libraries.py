@@ -16,6 +16,8 @@ from ..dtypes import DTYPES, dtype
 from ..errors import ArgumentError
 from ..problem import Tensor
 from ..problem.types import row_major
+from ..tensors import HOST, MANAGED
+from .driver import driver
 
 #: Low byte of an address → the alignment it has, in bytes, up to 256.
 ALIGNMENT = tuple((a & -a) or 256 for a in range(256))
@@ -169,6 +171,9 @@ class _Cupy(Library):
     def place(self, a: Any) -> Place:
         return Place("cuda", a.device.id)
 
+    def space(self, a: Any) -> str:
+        return MANAGED if driver().managed(a.data.ptr) else "device"
+
     def unfit(self, a: Any) -> str:
         if _numpy_name(a.dtype) not in DTYPES:
             return f"its dtype {a.dtype} is none that kernels have"
@@ -256,9 +261,11 @@ class _Torch(Library):
             return f"it has no memory ({e})"
 
     def space(self, a: Any) -> str:
-        return (
-            "pinned_host" if a.device.type == "cpu" and self.torch.cuda.is_available() and a.is_pinned() else "device"
-        )
+        if not self.torch.cuda.is_available():
+            return "device"
+        if driver().managed(a.data_ptr()):
+            return MANAGED
+        return HOST if a.device.type == "cpu" and a.is_pinned() else "device"
 
     def allocator(
         self, shape: tuple[int, ...], dtype_name: str, place: Place, strides: tuple[int, ...] | None = None

@@ -171,7 +171,7 @@ def _check_shape(problems: Problems, spec: KernelSpec, fusion: FusionEntry) -> N
         if name not in fusion.inputs:
             problems.add(f"spaces.{name}", "it is no input", UnknownNameError.among("t", name, fusion.inputs).expected)
         if not spaces or not set(spaces) <= {HOST} or len(set(spaces)) < len(spaces):
-            problems.add(f"spaces.{name}", f"{', '.join(spaces) or 'nothing'}", f"{HOST}; every input may be in device")
+            problems.add(f"spaces.{name}", f"{', '.join(spaces) or 'nothing'}", f"{HOST}; all read device and managed")
     for name in spec.specialize:
         if name not in fusion.axes:
             problems.add(

@@ -119,6 +119,42 @@ def test_weights_in_host_memory(host, tmp_path):
     assert "skinny: requires T in " in str(caught.value)
 
 
+def test_managed_memory_is_what_the_driver_says(host, tmp_path, monkeypatch):
+    """Declared, it must be: an address of the device, or one that CUDA does not know, is refused. Undeclared, it is an
+    address like any other."""
+    _, library = host
+    adapter = library_of(np.ndarray)
+    monkeypatch.setattr(
+        libraries._Numpy, "space",
+        lambda self, a: "managed" if libraries.driver().managed(adapter.pointer(a)) else "device",
+    )  # fmt: skip
+    text = {"k.cu.j2": "{{ signature }} { y[0] = fr::from_float<T>(fr::to_float(x[0]) + fr::to_float(bias[0])); }"}
+    declared = plugin_kit.add_relu(inputs={"x": "T[M N]", "bias": "T[N] managed"})
+    runtime = Runtime(plugin_kit.catalog(tmp_path / "a", text, declared), cache=Cache(tmp_path / "c"))
+    fusion = next(iter(runtime.catalog.fusions))
+    x, bias, here, unknown = zeros(4, 8), zeros(8), zeros(8), zeros(8)
+    library.managed.add(adapter.pointer(bias))
+    library.known.add(adapter.pointer(here))
+    for wrong in (here, unknown):
+        with pytest.raises(ArgumentError, match="bias is not in managed memory — managed memory") as caught:
+            runtime.call(fusion, x, wrong)
+        assert caught.value.facts["tensor"] == "bias" and not library.launches
+    runtime.call(fusion, x, bias)
+    assert library.launches[-1].value(1) == adapter.pointer(bias)
+    plain = Runtime(plugin_kit.catalog(tmp_path / "b", text, plugin_kit.add_relu()), cache=Cache(tmp_path / "c"))
+    plain.call(fusion, x, bias)
+    assert library.launches[-1].value(1) == adapter.pointer(bias)
+
+
+def test_in_the_simulator_a_declared_space_is_any(tmp_path):
+    for space in ("managed", "pinned_host"):
+        spec = plugin_kit.add_relu(inputs={"x": "T[M N]", "bias": f"T[N] {space}"})
+        catalog = plugin_kit.catalog(tmp_path / space, {"k.cu.j2": plugin_kit.ADD_RELU}, spec)
+        x, bias = np.ones((4, 8), np.float32), np.arange(8, dtype=np.float32) - 4
+        y = Runtime(catalog, device="sim", cache=Cache(tmp_path / "c")).call(next(iter(catalog.fusions)), x, bias)
+        np.testing.assert_array_equal(y, np.maximum(x + bias, 0))
+
+
 def test_in_the_simulator_all_memory_is_one(monkeypatch, tmp_path):
     """What a GPU would read over the bus is an array like any other there."""
     monkeypatch.setattr(libraries._Numpy, "space", lambda self, a: "pinned_host")
@@ -131,7 +167,8 @@ def test_in_the_simulator_all_memory_is_one(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("spaces", "says"),
-    [({"y": "pinned_host"}, "no input"), ({"bias": "disk"}, "disk"), ({"bias": "device"}, "every input may be")],
+    [({"y": "pinned_host"}, "no input"), ({"bias": "disk"}, "disk"), ({"bias": "device"}, "all read device"),
+     ({"bias": "managed"}, "all read device and managed")],
 )
 def test_spaces_that_mean_nothing(tmp_path, spaces, says):
     spec = plugin_kit.add_relu(kernel_spaces=spaces)
