@@ -75,7 +75,7 @@ class Tolerance(Record):
 #: What the goal of a workload may name: the milliseconds of each peer, of the fastest one that computes the same
 #: (``best``), and the floor. ``product`` and ``epilogue`` are a library's bare matrix product, and the one with bias
 #: and activation in its epilogue.
-GOAL_NAMES = ("eager", "compile", "product", "epilogue", "cudnn", "liger", "quack", "best", "floor")
+GOAL_NAMES = ("eager", "compile", "product", "epilogue", "cudnn", "flash", "liger", "quack", "best", "floor")
 
 
 class Workload(Record):

@@ -17,7 +17,7 @@ from .floors import Ceilings
 from .statistics import Spread
 
 #: Competitors that are not ours, in the order in which tables show them.
-PEERS = ("eager", "compile", "product", "epilogue", "cudnn", "liger", "quack")
+PEERS = ("eager", "compile", "product", "epilogue", "cudnn", "flash", "liger", "quack")
 
 
 class Run(Record):
@@ -35,7 +35,8 @@ class Column(Record):
     """One competitor on one workload."""
 
     name: str
-    """Our kernel's name, or ``eager``, ``compile``, ``product``, ``epilogue``, ``cudnn``, ``liger``, ``quack``."""
+    """Our kernel's name, or ``eager``, ``compile``, ``product``, ``epilogue``, ``cudnn``, ``flash``, ``liger``,
+    ``quack``."""
     ours: bool = False
     """Whether it is a kernel of the registry."""
     computes: str = ""

@@ -1,5 +1,5 @@
 """Bare library kernels for part of a graph: cuBLAS products, cuBLASLt epilogues, convolutions of cuDNN, normalisations
-of cuDNN, Liger and QuACK.
+of cuDNN, Liger and QuACK, gradients of attention of cuDNN and FlashAttention.
 
 Most compute less than the fusion does. They are anchors: how fast the hard part alone is in a library's hands.
 """
@@ -19,6 +19,7 @@ from fusionreg.core.ir import Graph, Node
 from fusionreg.core.ops import Vocabulary
 from fusionreg.core.rewrite import extract
 
+from .library_attention import gradients
 from .schemas import torch_dtype
 
 
@@ -27,7 +28,7 @@ class LibraryPeer:
     """One library call.
 
     Attributes:
-        name: ``product``, ``epilogue``, ``cudnn``, ``liger`` or ``quack``.
+        name: ``product``, ``epilogue``, ``cudnn``, ``flash``, ``liger`` or ``quack``.
         computes: what it computes, "" where that is the graph itself.
         inputs: which inputs of the graph it takes.
         call: the call.
@@ -58,6 +59,9 @@ def library_peers(graph: Graph, ops: Vocabulary) -> tuple[LibraryPeer, ...]:
             found.append(_cudnn_batch_norm(graph, node, ops))
         if node.op == "Conv":
             found.append(_cudnn_convolution(graph, node, ops))
+        if node.op == "fusionreg::AttentionGrad":
+            exact = _exactly(graph, node, ops)
+            found += [LibraryPeer(name, "", tuple(node.inputs), call, exact) for name, call in gradients(graph, node)]
     return tuple(p for p in found if p is not None)
 
 

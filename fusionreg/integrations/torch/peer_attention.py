@@ -16,11 +16,12 @@ from fusionreg.core.frozen import FrozenDict
 
 from .peer_site import Site, unwritten
 
-_PLAIN = {"softcap": 0.0, "left_window_size": -1, "right_window_size": -1}
+#: Attributes that torch's function knows nothing of, at what it does.
+PLAIN = {"softcap": 0.0, "left_window_size": -1, "right_window_size": -1}
 
 
 def _check(s: Site) -> None:
-    if any(s.attributes[k] != v for k, v in _PLAIN.items()):
+    if any(s.attributes[k] != v for k, v in PLAIN.items()):
         raise unwritten(s.node, "a softcap or a window")
 
 
