@@ -71,6 +71,8 @@ def close(got, wanted, dtype, tolerance=None):
         ("decode", "float32", 32, (0, 0), {"SPLIT": 1}),
         ("decode_cluster", "float16", 128, (1, 0), {"SPLIT": 4}),
         ("decode_cluster", "bfloat16", 8, (0, 1), {"SPLIT": 2}),
+        ("resident", "bfloat16", 16, (1, 1), {"SPLIT": 2}),
+        ("resident", "float16", 64, (1, 1), {"SPLIT": 4}),
         ("grouped", "bfloat16", 16, (1, 1), {"BM": 16, "SPLIT": 1}),
         ("grouped_cluster", "float16", 64, (1, 1), {"BM": 32, "SPLIT": 2}),
         ("grouped_cluster", "bfloat16", 128, (1, 1), {"BM": 16, "SPLIT": 4}),
@@ -181,6 +183,8 @@ def test_only_the_ranks_that_occur_are_compiled(sim_cache, monkeypatch):
         ("decode_cluster", "v += fr::cluster_load(mine + r, q);", "v = fr::cluster_load(mine + r, q);"),
         ("decode_cluster", "if (r0 + e < live) ", ""),
         ("decode_cluster", "fr::cluster_sync();\n  for", "for"),
+        ("resident", "if (r0 + e < live) ", ""),
+        ("resident", "fr::mbarrier_wait(&complete, 0);", "__syncthreads();"),
         ("plain", "id < 0 ? 0 : ", ""),
     ],
 )

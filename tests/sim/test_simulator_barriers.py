@@ -7,6 +7,7 @@ import pytest
 from simulated import FULL, raises
 
 from fusionreg.core.errors import SimulatorError
+from fusionreg.core.render import shared_library
 from fusionreg.core.simulator import Checks
 
 CLUSTER = """
@@ -96,6 +97,37 @@ def test_remote_mbarrier_and_multicast(build, geometry):
     x, y = np.arange(32, dtype=np.float32), np.zeros(128, np.float32)
     kernel.launch([x, y], geometry(grid=(4, 1, 1), cluster=(4, 1, 1)), checks=FULL)
     np.testing.assert_array_equal(y.reshape(4, 32), np.broadcast_to(x[::-1], (4, 32)))
+
+
+PUSH = """
+extern "C" __global__ void k(const float* x, float* y) {
+  __shared__ float inbox[4][32];
+  __shared__ fr::Mbarrier bar;
+  const int t = threadIdx.x, rank = fr::cluster_rank();
+  if (t == 0) { fr::mbarrier_init(&bar, 1); fr::mbarrier_fence_init(); fr::mbarrier_arrive_expect_tx(&bar, BYTES); }
+  fr::cluster_arrive_relaxed();
+  fr::cluster_wait();
+  for (int q = 0; q < 4; ++q) fr::cluster_push(&inbox[rank][t], q, x[rank * 32 + t] * (q + 1), &bar);
+  fr::mbarrier_wait(&bar, 0);
+  y[blockIdx.x * 32 + t] = inbox[0][31 - t] + inbox[1][31 - t] + inbox[2][31 - t] + inbox[3][31 - t];
+}
+"""
+
+
+@pytest.mark.parametrize(("expected", "good"), [("sizeof(inbox)", True), ("sizeof(inbox) / 2", False)])
+def test_pushes_to_other_blocks_complete_a_phase(build, geometry, expected, good):
+    """Each block has a sum over all of them, without a barrier of the cluster behind the stores; a phase that expects
+    too few of them is over too early."""
+    library = "".join((shared_library() / f"{n}.cuh.j2").read_text() for n in ("cluster", "mbarrier", "cluster_push"))
+    kernel = build(library + PUSH.replace("BYTES", expected))
+    x, y = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32), np.zeros((4, 32), np.float32)
+    where = geometry(grid=(4, 1, 1), cluster=(4, 1, 1), block=(32, 1, 1))
+    if good:
+        kernel.launch([x, y], where, checks=FULL)
+        np.testing.assert_allclose(y, x.sum(0)[::-1] * np.arange(1, 5, dtype=np.float32)[:, None], rtol=1e-5)
+    else:
+        with pytest.raises(SimulatorError):
+            kernel.launch([x, y], where, checks=FULL)
 
 
 GRID = """

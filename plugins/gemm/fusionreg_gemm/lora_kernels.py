@@ -53,6 +53,29 @@ def _decode(split: bool) -> KernelSpec:
     )
 
 
+_RESIDENT = KernelSpec(
+    name="resident",
+    template="lora_resident.cu.j2",
+    summary="a cluster for each token: all of its adapter is under way at once, A x on tensor cores",
+    targets=("sm_90+",),
+    requires=(
+        'T in ("float16", "bfloat16") and R in (8, 16, 32, 64)',
+        *_VECTORS[1:],
+        "transA == 1 and transB == 1",
+    ),
+    specialize=("R",),
+    params={"SPLIT": (2, 4, 8, 1)},
+    constants={"THREADS": "512"},
+    grid="M * SPLIT",
+    block="THREADS",
+    cluster="SPLIT",
+    programmatic=True,
+    min_blocks=1,
+    estimate=f"3e-6 + ceildiv(M * SPLIT, multiprocessors) * (3e-6 + {_ADAPTER} / SPLIT / 4e10)",
+    pending="not yet proven on a GPU",
+)
+
+
 def _grouped(split: bool) -> KernelSpec:
     """A launch, counting and finding tokens; then blocks for groups, half of them beside others: a microsecond, as much
     for every two tokens, and the part of an adapter at 1.5e10 bytes per second, as an H200 does it."""
@@ -84,4 +107,4 @@ def _grouped(split: bool) -> KernelSpec:
     )
 
 
-KERNELS = (_decode(True), _decode(False), _grouped(True), _grouped(False), _PLAIN)
+KERNELS = (_RESIDENT, _decode(True), _decode(False), _grouped(True), _grouped(False), _PLAIN)

@@ -87,7 +87,36 @@ def _stream(
     )  # fmt: skip
 
 
+#: Blocks of a cluster that divide k: each has 1024 of it.
+_SLICES = "next_pow2(max(1, ceildiv(K, 1024)))"
+
+_RESIDENT = KernelSpec(
+    name="resident",
+    template="gemv_resident.cu.j2",
+    summary="a cluster for an expert's rows: all of its matrix is under way at once, and stays in registers",
+    targets=("sm_90+",),
+    requires=(
+        'T == "float32" and E > 0 and M <= 65536',
+        "K <= 8192 and K % 4 == 0 and (trans == 1 or N % 4 == 0)",
+        "aligned(x, 16) and aligned(w, 16)",
+    ),
+    specialize=("K", "N"),
+    constants={
+        "THREADS": "512", "ROWS": "16", "KT": "16", "SPLIT": _SLICES, **WRAPPED,
+    },
+    grid="min(M, E) * ceildiv(N, 32) * SPLIT",
+    block="THREADS",
+    cluster="SPLIT",
+    programmatic=True,
+    shared_memory="4 * KT * ROWS * ROWS * 4",
+    min_blocks=1,
+    estimate=f"3e-6 + ceildiv(min(M, E) * ceildiv(N, 32) * {_SLICES}, multiprocessors) * (6e-6 + 1e-7 * M / E)",
+    pending="not yet proven on a GPU",
+)  # fmt: skip
+
+
 KERNELS = (
+    _RESIDENT,
     _stream(
         "stream_cluster",
         "a cluster for an expert's rows: its matrix is read once for 16 of them",
