@@ -53,7 +53,7 @@ def site_of(catalog: Catalog, match: Match) -> Site | None:
         "axes": {k: v for k, v in match.axes.items() if k in entry.axes},
         "batch": tuple(match.leading),
         "dtypes": dict(match.dtypes),
-        "attributes": {k: v for k, v in {**match.attributes, **match.choices}.items() if k in names},
+        "attributes": {k: _plain(v) for k, v in {**match.attributes, **match.choices}.items() if k in names},
         "absent": tuple(n for n in entry.inputs if n in entry.optional and n not in match.inputs),
         "layouts": {n: "channels_last" for n, s in match.strides.items() if n in entry.inputs and _channels_last(s)},
     }
@@ -63,6 +63,11 @@ def site_of(catalog: Catalog, match: Match) -> Site | None:
         return Site(fusion=entry.name, workload=Workload(name=name, row="site", mode="g", **facts))
     except ValidationError:  # attributes that are no scalars
         return None
+
+
+def _plain(value: Any) -> Any:
+    """A number as somebody wrote it, where a model has its nearest one of 32 bits."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _channels_last(strides: Sequence[int]) -> bool:

@@ -55,6 +55,14 @@ def test_a_widening_cast_stands_before_the_site(
     assert " ".join(o.removeprefix("aten.").replace("_to_copy", "to") for o in site.operators) == operators
 
 
+def test_what_a_site_takes_the_place_of_is_told_where_its_result_is_cast_too(compiled: Any, reports: Any) -> None:
+    block = torch.nn.Sequential(torch.nn.GELU(), torch.nn.Dropout(P), torch.nn.LayerNorm(16))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        compiled(block)(torch.randn(8, 16).bfloat16())
+    (site,) = reports[0].fused
+    assert site.operators == ("aten.gelu", "aten.dropout", "aten.layer_norm") and reports[0].deepest == 3
+
+
 def test_who_wants_every_operator_rounded_gets_it(compiled: Any, reports: Any) -> None:
     x, w = torch.randn(8, 16).bfloat16(), torch.rand(16)
     with torch.no_grad():

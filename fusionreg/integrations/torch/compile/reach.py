@@ -92,7 +92,7 @@ class Reach:
 
     def _calls(self, match: Match) -> list[Call]:
         stops = self._origins(match.inputs.values())
-        pending = [self.visible[v] for v in match.outputs.values() if v in self.visible]
+        pending = [seen for v in match.outputs.values() for seen in self._ends_of(v)]
         found: set[int] = set()
         while pending:
             name = pending.pop()
@@ -102,6 +102,17 @@ class Reach:
             found.add(at)
             pending += self.calls[at].refs()
         return [self.calls[i] for i in sorted(found)]
+
+    def _ends_of(self, name: str) -> list[str]:
+        """The values of the program that a value of the graph is, or is moved into."""
+        if name in self.visible:
+            return [self.visible[name]]
+        return [end for m in self._moved(name) for end in self._ends_of(m)]
+
+    def _moved(self, name: str) -> list[str]:
+        """What those that only move a value make of it."""
+        readers = self.graph.consumers.get(name, ())
+        return [n.outputs[0] for n in readers if glued(self.graph, n) and n.inputs[0] == name]
 
     def _origins(self, names: Iterable[str]) -> set[str]:
         """The values of the program that values of the graph are made of, by what may stand between."""
@@ -129,8 +140,7 @@ class Reach:
 
     def _leaves(self, name: str) -> bool:
         """Whether everything that reads a value only moves it into a value of the program."""
-        readers = self.graph.consumers.get(name, ())
-        moved = [n.outputs[0] for n in readers if glued(self.graph, n) and n.inputs[0] == name]
+        readers, moved = self.graph.consumers.get(name, ()), self._moved(name)
         return bool(readers) and len(moved) == len(readers) and all(m in self.visible or self._leaves(m) for m in moved)
 
 
