@@ -117,23 +117,25 @@ def _guard(site: Site) -> bool:
 
 
 def _positions(site: Site) -> Mapping[str, Any] | None:
-    """A constant mask by positions alone: keys up to a diagonal at or above the main one, and nothing else."""
+    """A constant mask by positions alone, the same for all: keys up to a diagonal at or above the main one."""
     import numpy as np
 
-    array, shape = site.array("mask"), site.shape("q")
-    if array is None or array.ndim < 2 or any(d != 1 for d in array.shape[:-2]) or shape is None:
+    array, queries, keys = site.array("mask"), site.shape("q"), site.shape("k")
+    if array is None or array.ndim < 2 or not array.size or queries is None or keys is None:
         return None
     rows, columns = array.shape[-2:]
-    if rows != shape[2] or any(site.attribute(n) != d for n, d in (("causal", 0), ("left", -1), ("right", -1))):
+    if (rows, columns) != (queries[2], keys[2]) or any(site.attribute(n) != d for n, d in (("causal", 0), ("left", -1), ("right", -1))):
         return None
-    mask = array.reshape(rows, columns)
+    mask, *others = array.reshape(-1, rows, columns)
+    if not all(np.array_equal(mask, other) for other in others):
+        return None
     if mask.dtype == bool:
         allowed = mask
     else:
         allowed = mask == 0
         if not bool((allowed | (mask <= -0.99 * _largest(site.value("q").dtype))).all()):
             return None
-    beyond = int(allowed[0].sum()) - 1 if rows and columns else -1
+    beyond = int(allowed[0].sum()) - 1
     if beyond < 0 or not np.array_equal(allowed, np.tri(rows, columns, beyond, dtype=bool)):
         return None
     return {"causal": int(beyond == 0), "right": -1 if beyond == 0 or beyond + 1 >= columns else beyond}

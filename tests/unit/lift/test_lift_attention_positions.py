@@ -28,9 +28,9 @@ def masked(n, mask, rows=S, keys=T, hides=None):
 
 @pytest.mark.parametrize("low", [None, -np.inf, LOWEST])
 @pytest.mark.parametrize(("keys", "beyond"), [(T, 0), (T, T - S), (S, 0), (3, 0), (T, T - 1), (T, 1)])
-@pytest.mark.parametrize("axes", [2, 4])
-def test_triangles(low, keys, beyond, axes):
-    allowed = np.tri(S, keys, beyond, dtype=bool).reshape((1,) * (axes - 2) + (S, keys))
+@pytest.mark.parametrize("leading", [(), (1, 1), (B, H)])
+def test_triangles(low, keys, beyond, leading):
+    allowed = np.broadcast_to(np.tri(S, keys, beyond, dtype=bool), (*leading, S, keys))
     mask = allowed if low is None else np.where(allowed, 0.0, low)
     node = assert_lifted(masked(Spell(), mask, keys=keys), {"Attention": 1}).nodes[0]
     assert len(node.inputs) == 3
@@ -61,12 +61,20 @@ def test_what_is_no_triangle_stays_a_mask(case):
         allowed[1, 5] = True
     mask = {
         "upper": ~np.tri(S, T, -1, dtype=bool),  # every row sees something
-        "per head": np.stack([allowed] * H),
+        "per head": np.stack([allowed] * (H - 1) + [np.tri(S, T, 1, dtype=bool)]),
         "finite": np.where(allowed, 0.0, -1e4),  # a number that a score can reach
         "one row": allowed[-1:],
         "padding": np.where(np.arange(T) < 4, 0.0, -np.inf) + np.zeros((S, 1)),
     }.get(case, allowed)
     node = assert_lifted(masked(Spell(), mask), {"Attention": 1}).nodes[0]
+    assert len(node.inputs) == 4 and not node.attrs.get("is_causal")
+
+
+def test_a_mask_for_all_keys_alike_stays():
+    """[S 1], as torch's attention broadcasts it: no triangle of one key."""
+    n = Spell()
+    q, k, v = n.x(B, H, S, D), n.x(B, H, T, D), n.x(B, H, T, D)
+    node = n.done(n.op("Attention", q, k, v, n.const(np.ones((S, 1), bool), "bool"))).nodes[-1]
     assert len(node.inputs) == 4 and not node.attrs.get("is_causal")
 
 
