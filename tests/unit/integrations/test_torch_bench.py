@@ -29,6 +29,7 @@ from fusionreg.integrations.torch.bench import TorchBench, Workbench  # noqa: E4
 from fusionreg.integrations.torch.bench_arrays import Verifier, arrays_of  # noqa: E402
 from fusionreg.integrations.torch.library_peers import library_peers  # noqa: E402
 from fusionreg.integrations.torch.peers import torch_module  # noqa: E402
+from fusionreg.integrations.torch.timing import _count  # noqa: E402
 
 OPS = kit.vocabulary()
 ROW = Workload(name="w", axes={"M": 16, "N": 64}, dtypes={"T": "float16"})
@@ -180,6 +181,11 @@ def test_entrants_of_a_product_agree_with_float64() -> None:
     for name in ("plain", "eager", "product", "epilogue"):
         found = entrants[name].check()
         assert found.ok and 0 < found.error < 1e-2, (name, str(found))
+
+
+def test_launches_that_a_turn_has() -> None:
+    """As many as its time holds, between 8 and 400; two of what outlasts it."""
+    assert [_count(60.0, [ms, 2 * ms]) for ms in (0.001, 0.5, 20.0, 60.0, 61.0)] == [400, 120, 8, 8, 2]
 
 
 def test_graph_replays_have_one_set_of_inputs() -> None:
