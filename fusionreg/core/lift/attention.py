@@ -124,7 +124,8 @@ def _positions(site: Site) -> Mapping[str, Any] | None:
     if array is None or array.ndim < 2 or not array.size or queries is None or keys is None:
         return None
     rows, columns = array.shape[-2:]
-    if (rows, columns) != (queries[2], keys[2]) or any(site.attribute(n) != d for n, d in (("causal", 0), ("left", -1), ("right", -1))):
+    free = all(site.attribute(n) == d for n, d in (("causal", 0), ("left", -1), ("right", -1)))
+    if not free or (rows, columns) != (queries[2], keys[2]):
         return None
     mask, *others = array.reshape(-1, rows, columns)
     if not all(np.array_equal(mask, other) for other in others):
