@@ -96,4 +96,37 @@ def decode(bits: int = 16) -> KernelSpec:
     )
 
 
-KERNELS = (decode(), WGMMA, plain())
+#: What the kernel on any tensor cores keeps: as above, but rows between the products as they are.
+_SORTED = f"max(1, min(multiprocessors, (min(E, {_ROWS}) + {_ROWS} // 64) * max(ceildiv(J, 256), ceildiv(D, 256))))"
+
+
+def tiles(bits: int = 16) -> KernelSpec:
+    """For weights of so many bits."""
+    scales = 1024 if bits == 4 else 0
+    return KernelSpec(
+        name="tiles",
+        template="routed_tiles.cu.j2",
+        summary="tokens sorted by expert on the device; rows gathered and weights by cp.async, mma.sync; persistent",
+        rounding="per_op",
+        pending="no GPU has run it yet",
+        requires=(
+            *(('T in ("float16", "bfloat16")',) if bits == 16 else ()),
+            f"D > 0 and D % {128 // bits} == 0 and J > 0 and J % {256 // bits} == 0",
+            *(("block % 128 == 0",) if bits == 4 else ()),
+            "aligned(x, 16) and aligned(gate_up, 16) and aligned(down, 16) and aligned(y, 16)",
+            f"E <= 512 and {_ROWS} <= 2147483647 // 2",
+        ),
+        params={"STAGES": (6, 3, 2)},
+        constants={"THREADS": "256", "TOKENS": "64", "FAST": "1", **_stored(bits)},
+        grid=_SORTED,
+        block="THREADS",
+        cooperative=True,
+        min_blocks=1,
+        shared_memory=f"STAGES * (16384 + 64 * {1024 // bits} + {scales}) + 4096",
+        workspace=f"4 * align({_ROWS} * 4, 128) + align({_SORTED} * E * 4, 128)"
+        f" + align({_ROWS} * D * 2, 128) + {_ROWS} * J",
+        estimate=f"3e-5 + max(min(E, {_ROWS}) * J * D * {1.5 * bits / 8:g} / 2.5e12, {_ROWS} * J * D * 3 / 2e14)",
+    )
+
+
+KERNELS = (decode(), WGMMA, tiles(), plain())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec
 
 from .routed import ATTRIBUTES, AXES, GATE, ROUTING
-from .routed_kernels import decode, plain
+from .routed_kernels import decode, plain, tiles
 from .routed_workloads import quantized
 
 _WIDE = ("float16", "bfloat16")
@@ -89,7 +89,7 @@ ROUTED_FFN_W8A16 = FusionSpec(
     ),
     cases=_cases({"M": 4, "D": 80, "E": 5, "J": 160, "I": 80}, {"M": 3, "D": 1040, "E": 3, "J": 352, "I": 176}),
     workloads=quantized("routed_ffn_w8a16"),
-    kernels=(decode(bits=8), plain(bits=8)),
+    kernels=(decode(bits=8), tiles(bits=8), plain(bits=8)),
     tags=("S18", "inference", "moe", "quantization"),
 )
 
@@ -141,7 +141,7 @@ ROUTED_FFN_W4A16 = FusionSpec(
         ),
     ),
     workloads=quantized("routed_ffn_w4a16"),
-    kernels=(decode(bits=4), plain(bits=4)),
+    kernels=(decode(bits=4), tiles(bits=4), plain(bits=4)),
     tags=("S18", "inference", "moe", "quantization"),
 )
 FUSIONS = (ROUTED_FFN_W8A16, ROUTED_FFN_W4A16)
