@@ -4,6 +4,9 @@
 fill, the mean of v. So a mask is only taken in where no row can be forbidden as a whole: a constant that is seen to
 have none, or an additive mask that is made of finite numbers; or where the chain itself makes such rows 0.
 
+torch's exporter to ONNX spells such rows ``Where(IsNaN(p), 0, p)``, which hides a NaN of q or k as well; Attention lets
+it through.
+
 Of what is ``Attention`` already, constant masks that are triangles become positions (``is_causal``, or a window where
 the last query sees the last key), and heads of k and v that are repeated for those of q become heads that are shared.
 """
@@ -40,6 +43,7 @@ _SOFTMAX = (
 )
 #: Softmax that makes rows without a key 0.
 _GUARDED = "p = Where(Equal(ReduceMax({m}, (-1,), keepdims=1), lowest), zero, Softmax({m}))"
+_CLEARED = "n = Softmax({m})\np = Where(IsNaN(n), zero, n)"
 
 _ATTRIBUTES = (
     "scale=scale, softcap=softcap, softmax_precision=precision, is_causal=causal, left_window_size=left, "
@@ -142,6 +146,14 @@ def _positions(site: Site) -> Mapping[str, Any] | None:
     return {"causal": int(beyond == 0), "right": -1 if beyond == 0 or beyond + 1 >= columns else beyond}
 
 
+def _clear(site: Site) -> bool:
+    """0 where a weight is none, and a mask of any numbers."""
+    masked = {"mask", "allowed", "hidden"} & set(site.found.inputs)
+    if site.number("zero", like="s") != 0.0 or (masked and not _mask_fits(site)):
+        return False
+    return "low" not in site.found.inputs or site.number("low", like="s") == -inf
+
+
 def _repeated(site: Site) -> bool:
     """k[B G T D] as [B G n T D] as [B G·n T D], and v as well."""
     for plain, spread, flat in (("k", "ke", "kr"), ("v", "ve", "vr")):
@@ -217,6 +229,15 @@ def _rules() -> Iterator[Rule]:
             f"y = Attention(q, k, v{given}, scale=scale)",
             (floats("q", "k", "v"), _guard),
             _derive(1, False),
+        )
+    for scores, (mask, given), transposed in product(_SCORES, _MASKS.items(), (1, 0)):
+        key = "k" if transposed else "Transpose(k, perm=(0, 1, 3, 2))"
+        yield Rule(
+            "attention_cleared",
+            f"{scores.format(q='q', k='k')}\n{mask}{_CLEARED.format(m='m' if mask else 's')}\ny = MatMul(p, v)",
+            f"y = Attention(q, {key}, v{given}, scale=scale)",
+            (floats("q", "k", "v"), _clear),
+            _derive(transposed, False),
         )
     yield Rule(
         "attention_positions",

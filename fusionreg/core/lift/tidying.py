@@ -82,6 +82,19 @@ def _batched_swap(site: Site) -> Mapping[str, Any] | None:
     return {"perm": (*range(len(x) - 2), len(x) - 1, len(x) - 2)}
 
 
+def _merged_swap(site: Site) -> Mapping[str, Any] | None:
+    """The same where the leading axes were others before: they are put together first."""
+    import numpy as np
+
+    middle, y = site.shape("r"), site.shape("y")
+    if middle is None or y is None or len(middle) != 3 or len(y) < 3 or not all(isinstance(d, int) for d in y):
+        return None
+    if y[-2:] != (middle[2], middle[1]) or _permutation(site.attribute("p"), 3) != (0, 2, 1):
+        return None
+    target = np.asarray((*y[:-2], y[-1], y[-2]), np.int64)
+    return {"perm": (*range(len(y) - 2), len(y) - 1, len(y) - 2), "target": target}
+
+
 def _no_lower(site: Site) -> bool:
     return site.number("c") == -inf
 
@@ -158,6 +171,14 @@ RULES: tuple[Rule, ...] = (
         shared=True,
     ),
     Rule(
+        "transpose_in_a_batch",
+        "r = Reshape(x, s1)\ny = Reshape(Transpose(r, perm=p), s2)",
+        "y = Transpose(Reshape(x, target), perm=perm)",
+        (),
+        _merged_swap,
+        shared=True,
+    ),
+    Rule(
         "rows_of_a_product",
         "r = Reshape(x, s1)\np = MatMul(r, w, transB=t)\ny = Reshape(Add(p, b), s2)",
         "y = Add(MatMul(Reshape(x, target), w, transB=t), b)",
@@ -170,6 +191,13 @@ RULES: tuple[Rule, ...] = (
         "y = MatMul(Reshape(x, target), w, transB=t)",
         (),
         _rows,
+    ),
+    # what a 0 means says nothing where there is none
+    Rule(
+        "no_zero",
+        "y = Reshape(x, s, allowzero=1)",
+        "y = Reshape(x, s)",
+        (lambda site: bool(site.ints("s")) and 0 not in site.ints("s"),),
     ),
     Rule("known_target", "y = Reshape(x, s, allowzero=zero)", "y = Reshape(x, target)", (), _known_target),
     Rule("known_target", "y = Expand(x, s)", "y = Expand(x, target)", (), _known_target),

@@ -56,12 +56,15 @@ def _turned(name: str, heads: str, cut: str) -> str:
 _ROTARY = tuple(_turned("q", "H", cut) + _turned("k", "G", cut) + _projected("v", "G") for cut in CUTS)
 _THREE = _projected("q", "H") + _projected("k", "G") + _projected("v", "G")
 _PACKED = "h = optional(Add)(MatMul(x, w, transB=transB), b)\n"
-#: timm's, and GPT-2's.
+#: timm's, and GPT-2's, also as exported.
 _PACKED_HEADS = (
     "s = Transpose(Reshape(h, (0, 0, 3, H, -1)), perm=(2, 0, 3, 1, 4))\n"
     "qh = Gather(s, 0)\nkh = Gather(s, 1)\nvh = Gather(s, 2)\n",
-    "q, k, v = Split(h, (-1, -1, -1), axis=-1)\n"
-    + "".join(f"{n}h = Transpose(Reshape({n}, (0, 0, H, -1)), perm=(0, 2, 1, 3))\n" for n in "qkv"),
+    *(
+        f"q, k, v = Split({split}, axis=-1)\n"
+        + "".join(f"{n}h = Transpose(Reshape({n}, (0, 0, H, -1)), perm=(0, 2, 1, 3))\n" for n in "qkv")
+        for split in ("h, (-1, -1, -1)", "h, num_outputs=3")
+    ),
 )
 
 _AXES = {"B": "sequences", "S": "tokens of each", "C": "channels", "N": "columns: heads times the width of a head"}

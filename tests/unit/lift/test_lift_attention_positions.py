@@ -103,6 +103,34 @@ def test_rows_that_the_chain_makes_0(shape, kind):
     assert (found[:, :, 0] == 0).all() and np.isfinite(found).all()
 
 
+@pytest.mark.parametrize("shape", [None, (S, T), (B, 1, 1, T)])
+def test_weights_that_are_cleared(shape):
+    """torch's exporter: rows that a mask forbids are NaN, and become 0."""
+    n = Spell()
+    q, k, v = n.x(B, H, S, D), n.x(B, H, T, D), n.x(B, H, T, D)
+    mask = shape and n.x(*shape)
+    p = n.op("Softmax", n.add(scores(n, q, k), mask) if mask else scores(n, q, k))
+    graph = n.done(n.op("MatMul", n.op("Where", n.op("IsNaN", p), n.const(0.0), p), v))
+    assert kinds(graph) == {"Attention": 1}
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.standard_normal(graph.values[name].shape).astype("f") for name in (q, k, v)}
+    if mask:
+        allowed = rng.random(shape) < 0.5
+        allowed[..., 0, :] = False
+        inputs[mask] = np.where(allowed, 0.25, -np.inf).astype("f")
+    found = lifted_of(graph, inputs)
+    np.testing.assert_allclose(found, unlifted_of(graph, inputs), rtol=1e-5, atol=1e-6)
+    assert np.isfinite(found).all() and (mask is None or (found[:, :, 0] == 0).all())
+
+
+def test_weights_that_are_cleared_to_another_number_stay():
+    n = Spell()
+    q, k, v = n.x(B, H, S, D), n.x(B, H, T, D), n.x(B, H, T, D)
+    p = n.op("Softmax", scores(n, q, k))
+    graph = n.done(n.op("MatMul", n.op("Where", n.op("IsNaN", p), n.const(0.5), p), v))
+    assert "Attention" not in kinds(graph)
+
+
 @pytest.mark.parametrize("changed", [{"low": LOWEST}, {"floor": 0.0}, {"zero": 1.0}])
 def test_other_guards_stay(changed):
     n = Spell()

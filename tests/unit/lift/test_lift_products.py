@@ -225,7 +225,26 @@ def test_merged_batch_that_is_split_otherwise():
         n.op("Transpose", n.op("Reshape", n.x(2, 3, 4, 5), n.ints(6, 4, 5)), perm=(0, 2, 1)),
         n.ints(3, 2, 5, 4),
     )
-    assert_lifted(n.done(n.op("Neg", k)), {"Reshape": 2, "Transpose": 1, "Neg": 1}, 1e-15)
+    assert_lifted(n.done(n.op("Neg", k)), {"Reshape": 1, "Transpose": 1, "Neg": 1}, 1e-15)
+
+
+@pytest.mark.parametrize(("split", "kept"), [((3, 2, 10, 2), 2), ((3, 2, 4, 5), 2), ((6, 5, 4), 1)])
+def test_merged_batch_whose_rows_are_cut(split, kept):
+    """Only where the last two axes are those that were swapped, the swap is one of four axes."""
+    n = Spell()
+    k = n.op("Transpose", n.op("Reshape", n.x(2, 3, 4, 5), n.ints(6, 4, 5)), perm=(0, 2, 1))
+    k = n.op("Reshape", k, n.ints(*split))
+    assert_lifted(n.done(n.op("Neg", k)), {"Reshape": kept, "Transpose": 1, "Neg": 1}, 1e-15)
+
+
+@pytest.mark.parametrize(("target", "left"), [((2, 12), 0), ((-1, 4), 0), ((0, 6), 1)])
+def test_what_a_zero_would_mean(target, left):
+    """torch's exporter writes allowzero=1 for every target."""
+    n = Spell()
+    x = n.x(*((0, 3, 6) if 0 in target else (2, 3, 4)))
+    graph = lifted(n.done(n.op("Neg", n.op("Reshape", x, n.ints(*target), allowzero=1))))
+    (node,) = (m for m in graph.nodes if m.op == "Reshape")
+    assert node.attrs.get("allowzero", 0) == left
 
 
 def test_an_output_keeps_its_name_when_its_node_goes():
