@@ -135,14 +135,15 @@ class Registry(Mapping[str, FusionEntry]):
         """Measures the sites that a plan rests on, and those that only a measurement could let in, on CUDA device
         ``device``, in a process of its own: how many nobody had measured on this machine. The next plan knows.
 
-        Raises: :class:`ArgumentError` where what this machine found counts for nothing (``frozen``),
-        :class:`LaunchError` where they cannot be measured.
+        Raises: :class:`ArgumentError` in the simulator, and where what this machine found counts for nothing
+        (``frozen``); :class:`LaunchError` where they cannot be measured.
         """
         from fusionreg.core.bench.sites import unmeasured
         from fusionreg.measuring import in_process
 
-        if self.frozen:
-            raise ArgumentError("cannot measure", "sites", "a frozen registry", "one that takes what it finds here")
+        if self.frozen or self.device == "sim":
+            found = "a frozen registry" if self.frozen else "a registry of the simulator"
+            raise ArgumentError("cannot measure", "sites", found, "one on a GPU that takes what it finds here")
         sites = unmeasured(plan, self.catalog, self._gains.known)
         if sites:
             in_process(sites, device)

@@ -68,8 +68,6 @@ class Options:
             raise UnknownNameError.among("inner backend", made.inner, INNER)
         if made.device not in ("cuda", "sim"):
             raise ArgumentError("cannot compile", "backend fusionreg", f"device {made.device!r}", "'cuda' or 'sim'")
-        if made.measure and made.device != "cuda":
-            raise ArgumentError("cannot measure", "backend fusionreg", f"device {made.device!r}", "device 'cuda'")
         if not isinstance(made.inner_options, Mapping):
             found = type(made.inner_options).__name__
             raise ArgumentError("cannot compile", "backend fusionreg", f"inner_options of type {found}", "a mapping")

@@ -115,7 +115,7 @@ class Fuser:
 
     def _measured(self, plan: Plan, place: torch.device) -> int:
         """How many sites of a plan were measured now."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if _ranks() > 1:
             self._tell("nothing is measured in one of several processes: each would choose for itself")
             return 0
         try:
@@ -146,6 +146,12 @@ class Fuser:
         )
         lost = tuple(LostSite(x.match.fusion, *described(x.match), x.reason) for x in plan.losers)
         return Report(fused, lost, (), lowered.opaque, self.options.policy, plans=(plan.digest,))
+
+
+def _ranks() -> int:
+    """How many processes the job has."""
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if known else 1
 
 
 def _device(values: list[Any]) -> torch.device | None:

@@ -1,0 +1,59 @@
+"""measure=True: what a plan rests on is measured, and the plan is made again; what cannot be is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fusionreg.core.errors import FusionregError
+from fusionreg.integrations.torch.compile import segment
+
+from .conftest import fused
+
+
+def block(x: Any, w: Any) -> Any:
+    return F.layer_norm(F.gelu(x), (16,), w)
+
+
+GIVEN = torch.ones(8, 16), torch.ones(16)
+
+
+def test_a_plan_is_made_again_as_long_as_something_was_measured(
+    compiled: Any, reports: Any, registry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, answers = list[Any](), iter((3, 1, 0))
+
+    def measure(self: Any, plan: Any, device: int) -> int:
+        plans.append((plan, device))
+        return next(answers, 0)
+
+    monkeypatch.setattr(type(registry), "measure", measure)
+    with torch.no_grad():
+        compiled(block, measure=True)(*GIVEN)
+    assert [len(p.chosen) for p, _ in plans] == [1, 1, 1, 1], "thrice the captured graph, and what autograd makes of it"
+    assert {device for _, device in plans} == {0}
+    assert len(fused(reports)) == 1, "one report of one graph"
+    monkeypatch.setattr(type(registry), "measure", lambda self, plan, device: plans.append(plan) or 1)
+    plans.clear()
+    with torch.no_grad():
+        compiled(block, measure=True)(*GIVEN)
+    assert len(plans) == 2 * 3, "at most so often"
+
+
+def test_what_cannot_be_measured_is_told(compiled: Any, reports: Any) -> None:
+    with torch.no_grad():
+        compiled(block, measure=True, strict=False)(*GIVEN)
+        assert fused(reports) and "the simulator" in reports[0].refused[0]
+        with pytest.raises(Exception, match="cannot measure sites") as failure:
+            compiled(block, measure=True)(*GIVEN)
+    assert isinstance(failure.value.inner_exception, FusionregError)
+
+
+def test_ranks_do_not_choose_for_themselves(compiled: Any, reports: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "_ranks", lambda: 2)
+    with torch.no_grad():
+        compiled(block, measure=True, strict=False)(*GIVEN)
+    assert fused(reports) and "several processes" in reports[0].refused[0]
