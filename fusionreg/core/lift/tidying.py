@@ -197,7 +197,7 @@ RULES: tuple[Rule, ...] = (
         "no_zero",
         "y = Reshape(x, s, allowzero=1)",
         "y = Reshape(x, s)",
-        (lambda site: bool(site.ints("s")) and 0 not in site.ints("s"),),
+        (lambda site: 0 not in (site.ints("s") or (0,)),),
     ),
     Rule("known_target", "y = Reshape(x, s, allowzero=zero)", "y = Reshape(x, target)", (), _known_target),
     Rule("known_target", "y = Expand(x, s)", "y = Expand(x, target)", (), _known_target),
