@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusionreg.core.spec import KernelSpec
+from fusionreg.core.spec import KernelSpec, TensorMap
 
 _NEW = "no GPU has run it yet"
 
@@ -52,4 +52,37 @@ TENSOR_CORE = KernelSpec(
     estimate=f"3e-5 + {_ROWS} * I * D * 16 / 3e14 + E * I * D * 12 / 3e12",
 )
 
-KERNELS = (TENSOR_CORE, PLAIN)
+#: Of the first products a tile has 128 hidden channels; what is kept are whole tiles of 128 rows.
+_WGMMA_TILES = f"max({_BLOCKS} * ceildiv(I, 128), E * ceildiv(J, 256) * ceildiv(D, 128))"
+_WGMMA_GRID = f"max(1, min(multiprocessors, {_WGMMA_TILES}))"
+
+WGMMA = KernelSpec(
+    name="wgmma",
+    template="routed_backward_wgmma.cu.j2",
+    summary="tokens sorted by expert on the device; weights by TMA, rows of tokens gathered, wgmma; persistent",
+    targets="sm_90a",
+    rounding="per_op",
+    pending=_NEW,
+    requires=(
+        'T in ("float16", "bfloat16")',
+        "D % 8 == 0 and I % 8 == 0 and I > 0",
+        "aligned(dy, 16) and aligned(x, 16)",
+        "aligned(dx, 16) and aligned(dgate_up, 16) and aligned(ddown, 16)",
+        f"E <= 512 and {_ROWS} <= 2147483647 // 2 and J <= 2147483647 // 2 and D <= 2147483647 // 2",
+    ),
+    constants={"THREADS": "384", "STAGES": "4", "FAST": "1"},
+    tensor_maps=tuple(
+        TensorMap(name=f"{name}_map", operand=name, box=("64", "64", "1"), swizzle="128", l2_promotion=256)
+        for name in ("gate_up", "down")
+    ),
+    grid=_WGMMA_GRID,
+    block="THREADS",
+    cooperative=True,
+    min_blocks=1,
+    shared_memory="STAGES * ((256 + 128) * 128 + 16) + 8 * 16 * 16 * 2",
+    workspace=f"4 * align({_ROWS} * 4, 128) + align({_WGMMA_GRID} * E * 4, 128) + align({_ROWS} * D * 2, 128)"
+    f" + {_BLOCKS} * 256 * (align(J, 64) + align(I, 64)) + {_ROWS} * ceildiv(I, 128) * 4",
+    estimate=f"3e-5 + {_ROWS} * I * D * 16 / 5.5e14 + E * I * D * 12 / 3e12",
+)
+
+KERNELS = (WGMMA, TENSOR_CORE, PLAIN)
