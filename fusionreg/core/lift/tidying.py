@@ -95,6 +95,20 @@ def _merged_swap(site: Site) -> Mapping[str, Any] | None:
     return {"perm": (*range(len(y) - 2), len(y) - 1, len(y) - 2), "target": target}
 
 
+def _one_of(site: Site) -> Mapping[str, Any] | None:
+    """A slice of one along the axis that is dropped then: an element of it."""
+    import numpy as np
+
+    starts, ends, axes, dropped, shape = (*map(site.ints, ("starts", "ends", "axes", "dropped")), site.shape("x"))
+    if not starts or not ends or not axes or not dropped or shape is None or not len(starts) == len(dropped) == 1:
+        return None
+    axis, extent, start = axes[0] % len(shape), shape[axes[0]], starts[0]
+    if dropped[0] % len(shape) != axis or not isinstance(extent, int):
+        return None
+    begin, end = (min(max(i + extent if i < 0 else i, 0), extent) for i in (start, ends[0]))
+    return {"index": np.asarray(begin, np.int64), "axis": axis} if end - begin == 1 else None
+
+
 def _no_lower(site: Site) -> bool:
     return site.number("c") == -inf
 
@@ -191,6 +205,15 @@ RULES: tuple[Rule, ...] = (
         "y = MatMul(Reshape(x, target), w, transB=t)",
         (),
         _rows,
+    ),
+    *(
+        Rule(
+            "one_of",
+            f"y = Squeeze(Slice(x, starts, ends, axes{step}), dropped)",
+            "y = Gather(x, index, axis=axis)",
+            derive=_one_of,
+        )
+        for step in ("", ", (1,)")
     ),
     # what a 0 means says nothing where there is none
     Rule(

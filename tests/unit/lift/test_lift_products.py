@@ -237,6 +237,18 @@ def test_merged_batch_whose_rows_are_cut(split, kept):
     assert_lifted(n.done(n.op("Neg", k)), {"Reshape": kept, "Transpose": 1, "Neg": 1}, 1e-15)
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "dropped", "one"), [(1, 2, 0, True), (-1, 99, 0, True), (-2, -1, -3, True), (0, 1, 1, False)]
+)
+@pytest.mark.parametrize("step", [(), (1,)])
+def test_one_of_a_slice(start, end, dropped, one, step):
+    """unbind, as torch's exporter writes it."""
+    n = Spell()
+    cut = n.op("Slice", n.x(3, 1, 4), n.ints(start), n.ints(end), n.ints(0), *map(n.ints, step))
+    graph = n.done(n.op("Neg", n.op("Squeeze", cut, n.ints(dropped))))
+    assert_lifted(graph, {"Gather": 1, "Neg": 1} if one else {"Slice": 1, "Squeeze": 1, "Neg": 1}, 1e-15)
+
+
 @pytest.mark.parametrize(("target", "left"), [((2, 12), 0), ((-1, 4), 0), ((0, 6), 1)])
 def test_what_a_zero_would_mean(target, left):
     """torch's exporter writes allowzero=1 for every target."""
