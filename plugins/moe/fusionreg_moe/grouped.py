@@ -11,7 +11,7 @@ from __future__ import annotations
 from fusionreg.core.spec import Case, FusionSpec, Workload
 
 from .gemv import TRANSPOSED
-from .grouped_kernels import plain, tensor_core
+from .grouped_kernels import plain, tensor_core, wgmma
 
 _MATRICES = (
     "shape(w, -1) == (K if trans else N)",
@@ -112,7 +112,7 @@ INDEX_SELECT_GEMM = FusionSpec(
         _workload("qwen3-16", 16, _UP, 1536, 2048, 128, 8),
         _workload("qwen3-4096", 4096, _UP, 1536, 2048, 128, 8),
     ),
-    kernels=(tensor_core(gather=True), plain(gather=True)),
+    kernels=(wgmma(gather=True), tensor_core(gather=True), plain(gather=True)),
     tags=("S18", "inference", "moe"),
 )
 
@@ -160,7 +160,7 @@ GEMM_SCATTER_ADD = FusionSpec(
         _workload("qwen3-16", 16, _DOWN, 2048, 768, 128, 8),
         _workload("qwen3-4096", 4096, _DOWN, 2048, 768, 128, 8),
     ),
-    kernels=(tensor_core(combine=True), plain(combine=True)),
+    kernels=(wgmma(combine=True), tensor_core(combine=True), plain(combine=True)),
     tags=("S18", "inference", "moe"),
 )
 GROUPED_GEMM = FusionSpec(
@@ -184,7 +184,7 @@ GROUPED_GEMM = FusionSpec(
             summary="groups of 0 to 7 rows",
         ),
     ),
-    kernels=(tensor_core(), plain()),
+    kernels=(wgmma(), tensor_core(), plain()),
     tags=("S18", "inference", "moe"),
 )
 FUSIONS = (GROUPED_GEMM, INDEX_SELECT_GEMM, GEMM_SCATTER_ADD)

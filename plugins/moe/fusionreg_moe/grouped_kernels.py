@@ -6,7 +6,7 @@ another, so that a launch costs the same whatever groups there are, and nothing 
 
 from __future__ import annotations
 
-from fusionreg.core.spec import KernelSpec
+from fusionreg.core.spec import KernelSpec, TensorMap
 
 from .gemv_kernels import WRAPPED
 
@@ -70,4 +70,37 @@ def tensor_core(*, gather: bool = False, combine: bool = False) -> KernelSpec:
         estimate=f"5e-6{combining} + min(P, E) * N * K * 2 / 3.5e12"
         " + 2 * (P + min(P, E) * BM / 2) * align(N, 128) * K / ((3.5e14 if BM == 128 else 2.8e14 if BM == 64 else 9e13)"
         f" * min(1, {_TILES} / multiprocessors))",
+    )
+
+
+#: Tiles of 128 rows and 256 channels; the last one of a group may be part of one.
+_WIDE_TILES = "(P // 128 + min(P, E + 1)) * ceildiv(N, 256)"
+
+
+def wgmma(*, gather: bool = False, combine: bool = False) -> KernelSpec:
+    """Seconds on an H200: as of ``tensor_core``, at the rate of its tensor cores."""
+    combining = " + 6e-6 + P * N * 8 / 3e12" if combine else ""
+    return KernelSpec(
+        name="wgmma",
+        template="grouped_wgmma.cu.j2",
+        summary="wgmma over tiles of a group's rows; matrices by TMA, rows by cp.async from where they lie; persistent",
+        targets="sm_90a",
+        pending="no GPU has run it yet",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "K % 8 == 0 and N % 8 == 0",
+            "aligned(x, 16) and aligned(y, 16)" + (" and aligned(base, 16)" if combine else ""),
+            "P <= 2147483647 - 128 and E <= 2048 and K <= 2147483647 - 64 and N <= 2147483647 - 256"
+            + (" and M <= 2147483647" if gather or combine else ""),
+        ),
+        constants={"THREADS": "384", "STAGES": "4", **_flags(gather, combine)},
+        tensor_maps=(TensorMap(name="w_map", operand="w", box=("64", "64", "1"), swizzle="128", l2_promotion=256),),
+        grid=f"max(1, min(multiprocessors, {_WIDE_TILES}))",
+        block="THREADS",
+        cooperative=combine,
+        min_blocks=1,
+        shared_memory="STAGES * ((256 + 128) * 128 + 16) + 8 * 16 * 16 * 2 + 8 * (E + 2)",
+        workspace="4 * (P * N + 33 * M)" if combine else "0",
+        estimate=f"7e-6{combining} + min(P, E) * N * K * 2 / 4e12"
+        f" + 2 * (P + min(P, E) * 16) * align(N, 256) * K / (6e14 * min(1, {_WIDE_TILES} / multiprocessors))",
     )
