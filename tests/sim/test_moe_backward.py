@@ -72,6 +72,7 @@ def close(got, wanted, dtype):
         ("plain", "float32", {"scoring": "sigmoid", "renormalise": 1, "scale": 2.5, "activation": "relu2"}),
         ("tensor_core", "float16", {"scoring": "softmax", "renormalise": 1, "activation": "Swish"}),
         ("tensor_core", "float16", {"scoring": "softmax_after", "activation": "gelu_tanh"}),
+        ("wgmma", "float16", {"scoring": "softmax", "renormalise": 1, "activation": "Swish"}),
     ],
 )
 def test_gradients_are_those_of_the_layer(kernel, dtype, attributes, sim_cache):
@@ -83,11 +84,11 @@ def test_gradients_are_those_of_the_layer(kernel, dtype, attributes, sim_cache):
     close(got, exact(inputs, bias, top_k=3, **attributes), dtype)
 
 
-@pytest.mark.parametrize("kernel", ["tensor_core", "plain"])
+@pytest.mark.parametrize("kernel", ["wgmma", "tensor_core", "plain"])
 def test_experts_without_tokens_have_gradients_of_zero(kernel, sim_cache):
     """All tokens meet in one expert, more than a tile holds; NaN stands in every expert that no token has. The same
     bits again, and of no token zeros."""
-    dtype = "float16" if kernel == "tensor_core" else "float32"
+    dtype = "float32" if kernel == "plain" else "float16"
     inputs = operands(150, 72, 40, 4, dtype)
     inputs[2][:, 2] += 30
     others = [0, 1, 3]
@@ -104,7 +105,8 @@ def test_experts_without_tokens_have_gradients_of_zero(kernel, sim_cache):
     assert [v.shape for v in none[:2]] == [(0, 72), (0, 4)] and not none[2].any() and not none[3].any()
 
 
-def test_blocks_take_tile_after_tile(sim_cache):
+@pytest.mark.parametrize("kernel", ["wgmma", "tensor_core"])
+def test_blocks_take_tile_after_tile(kernel, sim_cache):
     entry = CATALOG[FUSION]
     executor = SimExecutor(sim_cache, ahead=False)
     executor.multiprocessors = 2
@@ -113,7 +115,7 @@ def test_blocks_take_tile_after_tile(sim_cache):
         "tiles", FrozenDict(T="float16", L="float32"), FrozenDict(M=200, D=264, E=2, J=272, I=136),
         attributes=FrozenDict(attributes), choices=FrozenDict(activation="Swish"), absent=("bias",),
     )  # fmt: skip
-    job = prepare(entry, entry.kernel("tensor_core"), trial, executor)
+    job = prepare(entry, entry.kernel(kernel), trial, executor)
     assert isinstance(job, Job), job.reason
     assert job.candidate.launch.cooperative and job.candidate.launch.blocks == 2
     found = execute(job, executor, CATALOG.ops)
@@ -131,12 +133,13 @@ def test_memory_is_of_rows_alone():
         }  # fmt: skip
         tensors = {n: Tensor("bfloat16", s, _strides(s)) for n, s in shapes.items()}
         problem = bind(CATALOG[FUSION], tensors, {"top_k": 8, "activation": "Swish"}, "sm_90a", 132)
-        (chosen,) = [c for c in select(CATALOG[FUSION], problem, pending=True).accepted if c.kernel.name != "plain"]
-        return chosen.launch.workspace
+        return {c.kernel.name: c.launch.workspace for c in select(CATALOG[FUSION], problem, pending=True).accepted}
 
-    rows = 4096 * 8
-    assert workspace(128) < rows * (2 * (2048 + 1536 + 768) + 4 * 12 + 16) + 2**20
-    assert workspace(512) - workspace(128) < 2**20
+    rows, few, many = 4096 * 8, workspace(128), workspace(512)
+    numbers = rows * (2 * (2048 + 1536 + 768) + 4 * 12 + 16)
+    assert few["tensor_core"] < numbers + 2**20 and many["tensor_core"] - few["tensor_core"] < 2**20
+    tile = 128 * 2 * (1536 + 768)  # of each expert, as rows are kept in whole tiles
+    assert few["wgmma"] < numbers + 2**20 + 128 * tile and many["wgmma"] - few["wgmma"] < 384 * (tile + 1000)
 
 
 def _strides(shape):

@@ -93,6 +93,8 @@ def test_conforms(fusion, sim_cache):
         ("tensor_core", "bfloat16", 1, 0, {"BM": 16}),
         ("tensor_core", "float16", 0, 1, {"BM": 64}),
         ("tensor_core", "bfloat16", 0, 0, {"BM": 128}),
+        ("wgmma", "bfloat16", 1, 0, {}),
+        ("wgmma", "float16", 0, 1, {}),
     ],
 )
 def test_groups_of_every_size(kernel, dtype, trans, wrap, params, sim_cache):
