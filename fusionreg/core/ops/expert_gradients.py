@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from math import prod
 from typing import Any
 
@@ -78,20 +77,16 @@ def routed_outer(xp: Any, a: Any, b: Any, ids: Any, w: Any) -> Any:
     return xp.ns.stack(found) if found else xp.full(tuple(w.shape), 0.0, a)
 
 
-@operator("fusionreg::ActivationGrad", "dy x", infer=same, pointwise=True, attributes={"function": "Swish"})
-def activation_grad(xp: Any, dy: Any, x: Any, *, function: str) -> Any:
-    """dy f'(x) of a function f: Swish, Gelu, gelu_tanh, relu2."""
-    if function == "relu2":
-        return dy * xp.ns.where(x < 0, xp.ns.zeros_like(x), 2.0 * x)
-    if function == "Swish":
-        s = sigmoid_of(xp, x)
-        return dy * (s * (1.0 + x * (1.0 - s)))
-    if function == "Gelu":
-        density = xp.ns.exp(-0.5 * x * x) * math.sqrt(0.5 / math.pi)
-        return dy * (0.5 * (1.0 + xp.erf(x * math.sqrt(0.5))) + x * density)
-    u = math.sqrt(2.0 / math.pi)
-    t = xp.ns.tanh(u * (x + 0.044715 * x * x * x))
-    return dy * (0.5 * (1.0 + t) + 0.5 * x * ((1.0 - t) * (1.0 + t)) * (u * (1.0 + 0.134145 * x * x)))
+@operator(
+    "fusionreg::SquaredReluGrad",
+    "dy x",
+    infer=same,
+    pointwise=True,
+    cuda="dy * (x < 0.0f ? 0.0f : 2.0f * x)",
+)
+def squared_relu_grad(xp: Any, dy: Any, x: Any) -> Any:
+    """dy · 2 max(x, 0); NaN stays NaN."""
+    return dy * xp.ns.where(x < 0, xp.ns.zeros_like(x), 2.0 * x)
 
 
 OPS = specs_in(globals())

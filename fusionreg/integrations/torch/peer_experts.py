@@ -101,12 +101,51 @@ def _add_rows(s: Site) -> Any:
     return s.args[0].index_add(0, at, torch.where(inside, s.args[2], 0.0))
 
 
+def _route_grad(s: Site) -> Any:
+    slope, logits, ids = s.args
+    slope = slope * s.attributes["scale"]
+    chosen = torch.gather(logits.float(), -1, ids)
+    if s.attributes["scoring"] == "sigmoid":
+        scores = torch.sigmoid(chosen)
+        if s.attributes["renormalise"]:
+            total = scores.sum(dim=-1, keepdim=True) + 1e-20
+            slope = (slope - (slope * scores / total).sum(dim=-1, keepdim=True)) / total
+        found = slope * scores * (1.0 - scores)
+    elif s.attributes["scoring"] == "softmax_after" or s.attributes["renormalise"]:
+        scores = torch.softmax(chosen, dim=-1)
+        found = scores * (slope - (slope * scores).sum(dim=-1, keepdim=True))
+    else:
+        scores = torch.softmax(logits.float(), dim=-1)
+        weights = torch.gather(scores, -1, ids)
+        among = -scores * (slope * weights).sum(dim=-1, keepdim=True)
+        return torch.scatter_add(among, -1, ids, weights * slope).to(s.dtype(1))
+    return torch.scatter(torch.zeros_like(logits), -1, ids, found.to(s.dtype(1)))
+
+
+def _routed_outer(s: Site) -> Any:
+    """With torch's own where indicators of all rows and matrices would be many."""
+    a, b, ids = s.args[0], s.args[1], s.args[2]
+    count, flat = s.extents(3)[0], ids.reshape(-1)
+    a, b = (v.expand(*s.extents(2), v.shape[-1]).reshape(-1, v.shape[-1]) for v in (a, b))
+    if s.dtype(3) == torch.bfloat16 and prod(s.extents(2)) * prod(s.extents(3)[1:]) > GATHERED:
+        order = torch.argsort(flat, stable=True)
+        ends = torch.searchsorted(flat[order], torch.arange(count, device=flat.device), right=True)
+        return torch._grouped_mm(a[order].mT, b[order], offs=ends.to(torch.int32))
+    own = torch.nn.functional.one_hot(flat, count).to(s.dtype(3))
+    return torch.einsum("re,rn,rk->enk", own, a, b)
+
+
+def _squared_relu_grad(s: Site) -> Any:
+    return s.args[0] * (2.0 * torch.relu(s.args[1]))
+
+
 WRITERS: Mapping[str, Writer] = FrozenDict(
     {
         "fusionreg::FromEnd": _from_end, "fusionreg::SelectRows": _select_rows,
         "fusionreg::GroupedMatMul": _grouped_matmul, "fusionreg::AddRows": _add_rows,
         "fusionreg::Route": _route, "fusionreg::RoutedSum": _routed_sum, "fusionreg::SquaredRelu": _squared_relu,
-        "Split": _split,
+        "fusionreg::RouteGrad": _route_grad, "fusionreg::RoutedOuter": _routed_outer,
+        "fusionreg::SquaredReluGrad": _squared_relu_grad, "Split": _split,
     }
 )  # fmt: skip
 """Operator → how a user writes it in torch."""

@@ -10,8 +10,12 @@ from fusionreg.core.spec import Case, FusionSpec, Tolerance
 
 from .routed import ATTRIBUTES, AXES, ROUTING
 from .routed_backward_kernels import KERNELS
+from .routed_workloads import GRADIENT_WORKLOADS
 
-_GRADIENT = ", ".join(f'{f}=fusionreg.ActivationGrad(function="{f}")' for f in ("Swish", "Gelu", "gelu_tanh", "relu2"))
+_GRADIENT = """
+Swish=fusionreg.SwishGrad, Gelu=fusionreg.GeluGrad, gelu_tanh=fusionreg.GeluGrad(approximate="tanh"),
+    relu2=fusionreg.SquaredReluGrad
+""".strip()
 _PATTERN = f"""
 {ROUTING}
 h = fusionreg.RoutedMatMul(Unsqueeze(x, (1,)), gate_up, ids, trans=1)
@@ -105,6 +109,7 @@ ROUTED_FFN_BACKWARD = FusionSpec(
         )
         for dtype in ("float32", "float16", "bfloat16")
     ),
+    workloads=GRADIENT_WORKLOADS,
     kernels=KERNELS,
     tags=("S18", "training", "moe"),
 )

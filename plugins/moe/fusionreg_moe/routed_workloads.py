@@ -63,3 +63,8 @@ WORKLOADS = (
         for tokens, goal in ((16, "0.208"), (64, "0.319"), (256, "0.336"), (4096, "0.65"), (16384, "2.4"))
     ),
 )
+
+GRADIENT_WORKLOADS = tuple(
+    _workload(*layer, 4096, "").model_copy(update={"row": "S18 more", "summary": "training"})
+    for layer in (("mixtral-8x7b", _MIXTRAL, 2), ("qwen3-30b-a3b", _QWEN3, 8))
+)
