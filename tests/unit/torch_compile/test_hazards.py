@@ -36,21 +36,21 @@ def test_p03_no_product_is_computed_twice(compiled: Any) -> None:
     seen: list[torch.fx.GraphModule] = []
     from fusionreg.integrations.torch.compile import segment
 
-    made = segment.Fuser._rewrite
+    made = segment.Fuser._woven
 
-    def watch(self: Any, traced: Any, values: Any) -> Any:
-        found = made(self, traced, values)
+    def watch(self: Any, planned: Any) -> Any:
+        found = made(self, planned)
         if found is not None:
             seen.append(found)
         return found
 
-    segment.Fuser._rewrite = watch  # type: ignore[method-assign]
+    segment.Fuser._woven = watch  # type: ignore[method-assign]
     try:
         x, w = torch.randn(4, 8), torch.randn(8, 8)
         for mine, other in zip(compiled(f)(x, w), f(x, w), strict=True):
             same(mine, other)
     finally:
-        segment.Fuser._rewrite = made  # type: ignore[method-assign]
+        segment.Fuser._woven = made  # type: ignore[method-assign]
     for module in seen:
         words = ("mm", "matmul", "fusionreg.gemm")
         products = [n for n in module.graph.nodes if any(w in str(n.target) for w in words)]

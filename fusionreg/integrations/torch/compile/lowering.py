@@ -10,6 +10,8 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph
@@ -28,6 +30,7 @@ from .unfolding import unfold
 OPAQUE = "torch::Opaque"
 #: Calls that change no value, and yet must stand between operators: gradients end there.
 BARRIERS = frozenset({"aten.detach.default", "aten.detach_copy.default"})
+_COPIES = frozenset({"aten.clone.default", "aten.contiguous.default"})
 _DROPOUT = "aten.dropout.default"
 
 
@@ -104,7 +107,7 @@ class _Lowering:
             return
         if self._fused(call):
             return
-        if not (call.target in BARRIERS and self.differentiated):
+        if not ((call.target in BARRIERS and self.differentiated) or _moves(call)):
             made = len(e.nodes)
             try:
                 emit_call(e, call, self.program)
@@ -133,7 +136,8 @@ class _Lowering:
     def _unknown(self, call: Call) -> None:
         e = self.e
         known = self.traced.foreign.get(call.target)
-        if getattr(known, "namespace", "") != NAMESPACE and known is not operator.getitem:
+        told = getattr(known, "namespace", "") != NAMESPACE and known is not operator.getitem and not _moves(call)
+        if told:
             self.opaque[str(known or call.target)] = None
         given = [e.env.get(name) for name in dict.fromkeys(call.refs())]
         operands: list[V | None] = [v for v in given if isinstance(v, V)]
@@ -153,6 +157,11 @@ class _Lowering:
         for r in results:
             r.node = node
         e.nodes.append(node)
+
+
+def _moves(call: Call) -> bool:
+    """Whether it moves a map to channels last: what reads it is planned, and called, as it lies then."""
+    return call.target in _COPIES and call.args.get("memory_format") is torch.channels_last
 
 
 def visible(lowered: Lowered, program: Program) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from fusionreg.core.errors import FusionregError, ModelError
 from fusionreg.core.matcher.match import Match
 
 from ..operators import Operators
-from . import autocast
+from . import autocast, maps
 from .gradients import Gradients
 from .guards import Extents
 from .lowering import Lowered, lower
@@ -28,6 +29,22 @@ if TYPE_CHECKING:
 
 #: How often a plan is made again at most, because measurements let in other sites than before.
 _TURNS = 3
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A traced graph, and what is to be fused in it."""
+
+    traced: Traced
+    lowered: Lowered
+    gradients: Gradients
+    reach: Reach
+    plan: Plan
+
+    @property
+    def saves(self) -> float:
+        """Seconds."""
+        return sum(s.seconds for s in self.plan.savings)
 
 
 class Fuser:
@@ -51,7 +68,7 @@ class Fuser:
         if device.type == "cpu" and self.options.device != "sim":
             self.reports.append(Report(refused=("its tensors are on the CPU: fused kernels run on a GPU",)))
             return None
-        return self._guarded(lambda: self._rewrite(self._traced(segment, values, device), values))
+        return self._guarded(lambda: self._best(segment, values, device))
 
     def rewrite_traced(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         """A graph that autograd has made, of aten calls, with what could be fused as calls; ``module`` itself, as it
@@ -61,7 +78,7 @@ class Fuser:
         if device is None or self.options.policy == "off" or (device.type == "cpu" and self.options.device != "sim"):
             return module
         with torch.no_grad():
-            made = self._guarded(lambda: self._rewrite(read(module, "graph"), values))
+            made = self._guarded(lambda: self._woven(self._planned(read(module, "graph"), values)))
         return module if made is None else dressed(made, module)
 
     def _guarded(self, rewrite: Callable[[], torch.fx.GraphModule | None]) -> torch.fx.GraphModule | None:
@@ -78,12 +95,27 @@ class Fuser:
             self.reports.append(Report(refused=(f"tracing it failed ({type(error).__name__}: {error})",)))
         return None
 
-    def _traced(self, segment: torch.fx.GraphModule, values: list[Any], device: torch.device) -> Traced:
+    def _best(
+        self, segment: torch.fx.GraphModule, values: list[Any], device: torch.device
+    ) -> torch.fx.GraphModule | None:
+        """The segment as the plan has it that saves most: of its maps as they lie, or with channels last."""
         module = to_aten(segment, values)
+        moved = maps.movable(module, values)
+        plan = self._planned(self._read(module, device), values)
+        if moved:
+            given = [moved.get(i, v) for i, v in enumerate(values)]
+            other = self._planned(self._read(to_aten(segment, given), device), given)
+            price = 0.0 if self.options.inner == "inductor" else maps.seconds(moved)  # Inductor would move them, too
+            if other.saves - price > plan.saves and (made := self._woven(other)) is not None:
+                maps.move(made, moved, segment)
+                return made
+        return self._woven(plan)
+
+    def _read(self, module: torch.fx.GraphModule, device: torch.device) -> Traced:
         autocast.spell_out(module, device.type)
         return read(module, "graph")
 
-    def _rewrite(self, traced: Traced, values: Sequence[Any]) -> torch.fx.GraphModule | None:
+    def _planned(self, traced: Traced, values: Sequence[Any]) -> _Planned:
         lowered = lower(traced, self.operators, torch.is_grad_enabled(), self.options.policy != "conservative")
         gradients = Gradients(traced, lowered, self.operators, values)
         reach, extents = Reach(traced, lowered), Extents(traced)
@@ -102,14 +134,18 @@ class Fuser:
             if not self._measured(plan, reach.place):
                 break
             plan = planned()
-        self.reports.append(self._report(plan, lowered, gradients, reach))
-        chosen = [m for m in plan.chosen if not reach.stands(m)]
+        return _Planned(traced, lowered, gradients, reach, plan)
+
+    def _woven(self, of: _Planned) -> torch.fx.GraphModule | None:
+        """The graph with what its plan has chosen as calls; None where that is nothing."""
+        self.reports.append(self._report(of.plan, of.lowered, of.gradients, of.reach))
+        chosen = [m for m in of.plan.chosen if not of.reach.stands(m)]
         if not chosen:
             return None
-        graph = weave(traced, lowered, chosen, self.operators, self.sites)
-        self.sites += len(lowered.seeds)
+        graph = weave(of.traced, of.lowered, chosen, self.operators, self.sites)
+        self.sites += len(of.lowered.seeds)
         root = torch.nn.Module()
-        for name, tensor in traced.constants.items():
+        for name, tensor in of.traced.constants.items():
             root.register_buffer(name, tensor, persistent=False)
         return torch.fx.GraphModule(root, graph)
 

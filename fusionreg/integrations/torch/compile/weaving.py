@@ -192,7 +192,8 @@ class _Weaver:
                 operands[i] = self.out.call_function(self.operators.rng, (like, self.site))
                 self.site += 1
         keywords = match.keywords(entry.spec)
-        node = self.out.call_function(self.operators[match.fusion], tuple(operands), keywords)
+        function = self.operators.laid(match.fusion) if match.strides else self.operators[match.fusion]
+        node = self.out.call_function(function, tuple(operands), keywords)
         several = len(entry.outputs) > 1
         for i, tensor in enumerate(entry.outputs):
             if tensor in match.outputs:

@@ -39,6 +39,9 @@ _DEVICES = ("CPU", "CUDA")
 
 _VMAP_MODE = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)
 
+#: The overload of an operator whose operands stay where they are.
+LAID = "laid"
+
 _RNG = "rng(Tensor like, int site) -> Tensor"
 
 
@@ -52,7 +55,7 @@ class Operators:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self._made: dict[str, Any] = {}
+        self._made: dict[tuple[str, str], Any] = {}
         self._of: dict[str, Chains] = {}
         self._backwards: dict[Any, Backward | str] = {}
         self._lock = RLock()
@@ -68,15 +71,23 @@ class Operators:
     def __getitem__(self, fusion: str) -> torch._ops.OpOverload:
         """The operator of a fusion, derived ones included; :class:`UnknownNameError`, :class:`ArgumentError` for an
         open fusion."""
-        found = self._made.get(fusion)
+        return self._operator(fusion, "")
+
+    def laid(self, fusion: str) -> torch._ops.OpOverload:
+        """The same for operands that lie as they should: Inductor leaves them so, and moves none of them."""
+        return self._operator(fusion, LAID if self._entry(fusion).spec.layouts else "")
+
+    def _operator(self, fusion: str, overload: str) -> torch._ops.OpOverload:
+        key = fusion, overload
+        found = self._made.get(key)
         if found is None:
             with self._lock:
-                found = self._made.get(fusion) or self._made.setdefault(fusion, self._make(self._entry(fusion)))
+                found = self._made.get(key) or self._made.setdefault(key, self._make(self._entry(fusion), overload))
         return found
 
     def fusion_of(self, op: Any) -> str | None:
         """The fusion that an operator is made of; None for one of anybody else."""
-        return next((fusion for fusion, made in self._made.items() if made is op), None)
+        return next((fusion for (fusion, _), made in self._made.items() if made is op), None)
 
     @cached_property
     def rng(self) -> torch._ops.OpOverload:
@@ -141,7 +152,7 @@ class Operators:
     def _chains(self, entry: FusionEntry) -> Chains:
         return self._of.setdefault(entry.name, Chains(entry, self.registry.catalog.ops))
 
-    def _make(self, entry: FusionEntry) -> torch._ops.OpOverload:
+    def _make(self, entry: FusionEntry, overload: str) -> torch._ops.OpOverload:
         if entry.spec.open:
             members = ", ".join(m.name for m in entry.members)
             raise ArgumentError(
@@ -149,9 +160,10 @@ class Operators:
                 f"one with a program: {members}", fusion=entry.name,
             )  # fmt: skip
         library = Library(NAMESPACE, "FRAGMENT")
-        name = _free_name(entry)
-        library.define(f"{name}{schema(entry)}", tags=(_TRACEABLE, _layout(entry)))
-        op = getattr(getattr(torch.ops, NAMESPACE), name).default
+        word = self[entry.name]._opname if overload else _free_name(entry)
+        name = f"{word}.{overload}" if overload else word
+        library.define(f"{name}{schema(entry)}", tags=(_TRACEABLE, _layout(entry, overload)))
+        op = getattr(getattr(getattr(torch.ops, NAMESPACE), word), overload or "default")
         run, fusion, found = self.registry.runtime.run, entry.name, self._gradients(entry)
 
         def on(*tensors: Any, **attributes: Any) -> Any:
@@ -171,10 +183,11 @@ class Operators:
         return op
 
 
-def _layout(entry: FusionEntry) -> torch.Tag:
+def _layout(entry: FusionEntry, overload: str) -> torch.Tag:
     """What Inductor may do with the layouts of operands. Where results lie as an operand does, any are good: maps that
     it moves to channels last stay so. Else those that it traced, which whoever makes an operand writes it in."""
-    return torch.Tag.flexible_layout if entry.spec.layouts else torch.Tag.needs_exact_strides
+    free = entry.spec.layouts and overload != LAID
+    return torch.Tag.flexible_layout if free else torch.Tag.needs_exact_strides
 
 
 def _free_name(entry: FusionEntry) -> str:

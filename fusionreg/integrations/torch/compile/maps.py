@@ -1,0 +1,79 @@
+"""Maps with channels last: where a program convolves, its inputs may be moved so first, and all is planned so.
+
+Kernels of convolutions, and those of normalisations of maps, read the channels of a pixel in one go. Inductor moves the
+maps of a program by itself; a graph whose convolutions are fused calls has none left that it would move them for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusionreg.core.errors import ModelError
+from fusionreg.core.runtime.preview import COPIED, COPY
+
+_ATEN = torch.ops.aten
+_CONVOLUTIONS = frozenset((_ATEN.conv2d.default, _ATEN.conv2d.padding, _ATEN.convolution.default))
+_LAST = torch.channels_last
+
+
+def movable(module: torch.fx.GraphModule, values: Sequence[Any]) -> Mapping[int, torch.Tensor]:
+    """Place among the inputs of a traced program → the same input with channels last, of all that may be moved; none
+    where it does not convolve, where it does in groups of several channels, which libraries are slow at with channels
+    last, and where extents are symbolic."""
+    convolutions = [n for n in module.graph.nodes if n.target in _CONVOLUTIONS]
+    if not convolutions or any(map(_grouped, convolutions)):
+        return {}
+    found = {i: v for i, v in enumerate(values) if isinstance(v, torch.Tensor) and v.dim() == 4}
+    if not all(type(d) is int for v in found.values() for d in (*v.shape, *v.stride())):
+        return {}
+    return {i: _moved(v) for i, v in found.items() if not v.is_contiguous(memory_format=_LAST)}
+
+
+def _grouped(node: torch.fx.Node) -> bool:
+    x, w = (n.meta.get("val") for n in node.args[:2])  # type: ignore[union-attr]
+    return isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor) and 1 < w.shape[1] < x.shape[1]
+
+
+def _moved(value: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        made = value.detach().contiguous(memory_format=_LAST)
+    return made.requires_grad_(value.requires_grad)
+
+
+def seconds(moved: Mapping[int, torch.Tensor]) -> float:
+    """What it takes to move them, one by one."""
+    return sum(COPY + 2 * v.numel() * v.element_size() / COPIED for v in moved.values())
+
+
+def move(made: torch.fx.GraphModule, moved: Mapping[int, torch.Tensor], segment: torch.fx.GraphModule) -> None:
+    """Has ``made``, which takes the place of ``segment``, move its inputs by itself; results lie as they did there.
+
+    :class:`ModelError` for a result that lay in another way than a contiguous call can give.
+    """
+    graph = made.graph
+    places = graph.find_nodes(op="placeholder")
+    with graph.inserting_after(places[-1]):
+        for i in (i for i in moved if places[i].users):
+            laid = graph.call_function(_ATEN.contiguous.default, (places[i],), {"memory_format": _LAST})
+            places[i].replace_all_uses_with(laid, lambda user, laid=laid: user is not laid)
+    (end,), (before,) = graph.find_nodes(op="output"), segment.graph.find_nodes(op="output")
+    with graph.inserting_before(end):
+        end.args = (tuple(_as_before(graph, n, b) for n, b in zip(end.args[0], before.args[0], strict=True)),)
+    made.recompile()
+
+
+def _recorded(node: Any) -> Any:
+    return node.meta.get("val", node.meta.get("example_value")) if isinstance(node, torch.fx.Node) else None
+
+
+def _as_before(graph: torch.fx.Graph, node: Any, before: Any) -> Any:
+    value, old = map(_recorded, (node, before))
+    if not isinstance(value, torch.Tensor) or not isinstance(old, torch.Tensor) or value.stride() == old.stride():
+        return node
+    for layout in (torch.contiguous_format, _LAST):
+        if old.is_contiguous(memory_format=layout):
+            return graph.call_function(_ATEN.contiguous.default, (node,), {"memory_format": layout})
+    raise ModelError("cannot move maps", before.name, f"a result of strides {tuple(old.stride())}", "one without gaps")
