@@ -39,6 +39,8 @@ class Site(Record):
     fusion: str
     """Of a derived one, that which it was derived from."""
     workload: Workload
+    asked: int = 0
+    """How many of the outputs, the first of them, the model has; 0: all."""
 
 
 def site_of(catalog: Catalog, match: Match) -> Site | None:
@@ -57,12 +59,17 @@ def site_of(catalog: Catalog, match: Match) -> Site | None:
         "absent": tuple(n for n in entry.inputs if n in entry.optional and n not in match.inputs),
         "layouts": {n: "channels_last" for n, s in match.strides.items() if n in entry.inputs and _channels_last(s)},
     }
-    text = json.dumps([entry.name, facts], sort_keys=True, default=str)
+    asked = _asked(tuple(match.outputs), tuple(entry.outputs))
+    text = json.dumps([entry.name, facts, asked], sort_keys=True, default=str)
     try:
         name = f"site-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        return Site(fusion=entry.name, workload=Workload(name=name, row="site", mode="g", **facts))
+        return Site(fusion=entry.name, workload=Workload(name=name, row="site", mode="g", **facts), asked=asked)
     except ValidationError:  # attributes that are no scalars
         return None
+
+
+def _asked(given: tuple[str, ...], outputs: tuple[str, ...]) -> int:
+    return len(given) if len(given) < len(outputs) and given == outputs[: len(given)] else 0
 
 
 def _plain(value: Any) -> Any:
@@ -89,7 +96,7 @@ def measured(sites: Sequence[Site], bench: Bench, catalog: Catalog, tuned: Tunin
         try:
             subject = Subject.of(
                 catalog[site.fusion], site.workload, bench.target, catalog.ops, tuned, bench.multiprocessors
-            )
+            ).asking(site.asked)
         except FusionregError:
             continue
         if subject.chosen is not None:

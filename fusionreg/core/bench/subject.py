@@ -48,6 +48,7 @@ class Subject:
         traffic: bytes and operations it needs at least.
         selection: the kernels that accept it, as dispatch orders them.
         ops: the vocabulary.
+        asked: how many of its outputs, the first of them, competitors give; 0: all.
     """
 
     entry: FusionEntry
@@ -58,6 +59,7 @@ class Subject:
     traffic: Traffic
     selection: Selection
     ops: Vocabulary = field(repr=False)
+    asked: int = 0
 
     @classmethod
     def of(
@@ -91,6 +93,10 @@ class Subject:
     def cold(self) -> Subject:
         """The same, for single launches that find nothing in L2."""
         return replace(self, workload=self.workload.model_copy(update={"mode": "b"}))
+
+    def asking(self, outputs: int) -> Subject:
+        """The same where somebody asks for the first ``outputs`` alone; our kernel still gives all."""
+        return replace(self, asked=outputs)
 
     def digest(self, environment: Mapping[str, str]) -> str:
         """SHA-256 over all that the figures depend on: the workload, the kernels that accept it as rendered and

@@ -28,7 +28,7 @@ from .bench_arrays import Verifier, arrays_of, bound
 from .bench_compile import COMPILE_MODE, compile_all, compiled
 from .counting import Job, executed
 from .library_peers import LibraryPeer, library_peers
-from .peers import torch_module, undropped
+from .peers import restricted, torch_module, undropped
 from .probes import ceilings
 from .timing import BUDGET, Timer
 
@@ -187,11 +187,12 @@ class Workbench:
         fitting = max(1, SETS_BYTES // max(1, traffic.read + traffic.written))
         self.sets = [arrays_of(subject, device, seed) for seed in range(min(sets, fitting))]
         self.verifier = Verifier(subject.graph, subject.ops, self.sets[0], subject.entry.spec.tolerances)
-        self.still = undropped(subject.graph)
+        asked = restricted(subject.graph, subject.asked)
+        self.still = undropped(asked)
         self.module: Any = None
         self.code, self._why = "", ""
         try:
-            self.module = torch_module(subject.graph, subject.ops, device)
+            self.module = torch_module(asked, subject.ops, device)
             self.code = self.module.code.strip()
         except FusionregError as e:
             self._why = str(e)
@@ -251,7 +252,7 @@ class Workbench:
 
         def verify(call: Any) -> Check:
             if still is None:
-                return self.verifier.check(_tuple(call()))
+                return self.verifier.check(_tuple(call()), self.verifier.exact[: self.subject.asked or None])
             found = _tuple(call())
             wanted = Verifier(still, self.subject.ops, self.sets[0], self.subject.entry.spec.tolerances)
             twin = checked(torch_module(still, self.subject.ops, self.device))

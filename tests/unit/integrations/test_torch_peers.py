@@ -18,7 +18,7 @@ from fusionreg.core.evaluate.evaluator import evaluate  # noqa: E402
 from fusionreg.core.registry.catalog import load  # noqa: E402
 from fusionreg.integrations.torch.arrays import from_numpy, to_numpy  # noqa: E402
 from fusionreg.integrations.torch.peer_operators import WRITERS  # noqa: E402
-from fusionreg.integrations.torch.peers import torch_module, undropped  # noqa: E402
+from fusionreg.integrations.torch.peers import restricted, torch_module, undropped  # noqa: E402
 
 CATALOG = load()
 OPS = CATALOG.ops
@@ -250,3 +250,30 @@ def test_domains_of_inverse_functions() -> None:
         net = kit.Net()
         x = net.op("Clip", net.input("x", "float32", A), net.const(float(low)), net.const(float(high)))
         agree(net.build((net.op(op, x),)), 1e-5)
+
+
+def layer(reader: bool = False, kind: str = "float32", rank: int = 1, transposed: int = 1):
+    net = kit.Net()
+    x, w = net.input("x", kind, (3, 4, 6)), net.input("w", kind, (5, 6) if transposed else (6, 5))
+    h = net.op("MatMul", x, w, transB=transposed)
+    y = net.op("Gelu", net.op("Add", net.input("b", kind, (1,) * (rank - 1) + (5,)), h))
+    return net.build((y, h) if reader else (y,))
+
+
+def test_a_bias_behind_a_layers_product_is_one_call() -> None:
+    code = agree(layer())
+    assert "linear(x, w, b)" in code and "matmul" not in code
+    for other in (layer(reader=True), layer(rank=2), layer(transposed=0)):
+        code = agree(other)
+        assert "matmul" in code and "linear(" not in code
+
+
+def test_what_nobody_asks_for_is_not_computed() -> None:
+    net = kit.Net()
+    x = net.input("x", "float32", A)
+    split = net.op("Split", x, num_outputs=2, axis=0, outputs=2)
+    graph = net.build((net.op("Relu", split[0]), net.op("Exp", split[1])))
+    kept = restricted(graph, 1)
+    assert restricted(graph, 0) is graph
+    assert kept.outputs == graph.outputs[:1] and [n.op for n in kept.nodes] == ["Split", "Relu"]
+    assert kept.nodes[0].outputs[1] == "", "half of it"
