@@ -7,6 +7,7 @@ refused where that is not what is installed here, or where workers differ among 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from fusionreg.core.bench.tuning import ship as ship_parameters
 from fusionreg.core.cache import Cache
 from fusionreg.core.conformance.cases import Extent
 from fusionreg.core.conformance.runner import Progress
-from fusionreg.core.errors import ArgumentError, FusionregError, UnknownNameError
+from fusionreg.core.errors import ArgumentError, FusionregError, ModelError, UnknownNameError
 from fusionreg.core.proof import evidence as proofs
 from fusionreg.core.proof.prove import chosen_kernels, prove
 from fusionreg.core.proof.report import Evaluation, Report, Status
@@ -138,7 +139,7 @@ def bench(
     catalog = load()
     items: list[tuple[str, list[str]]] = _chunks(catalog, names, only)
     options = {"again": again, "frozen": frozen, "peers": tuple(peers), "count": count}
-    there = [read(path) for path in sorted(out.glob("*.json"))]
+    there = _there(out)
     calls = [(fusion, some, _rows_of(there, fusion, some), options) for fusion, some in items]
     results: Results | None = None
     path = out
@@ -190,7 +191,7 @@ def prepare(
     """As :func:`fusionreg.benching.prepare`, workloads spread one by one over workers that share their caches."""
     items = [(entry.name, [workload.name]) for entry, workload in workloads(load(), names, only)]
     options = {"again": again, "frozen": frozen, "peers": tuple(peers)}
-    there = [read(path) for path in sorted(out.glob("*.json"))]
+    there = _there(out)
     done = Preparation()
     for ended, (index, made) in enumerate(
         on.map(prepared, [(fusion, some, _rows_of(there, fusion, some), options) for fusion, some in items]), 1
@@ -207,6 +208,15 @@ def _keep(known: str, folder: Path) -> None:
     if known:
         there = Results.model_validate_json(known)
         there.write(folder / file_name(there.gpu))
+
+
+def _there(folder: Path) -> list[Results]:
+    """The files of results in a folder; others may lie beside them."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        with suppress(ModelError):
+            found.append(read(path))
+    return found
 
 
 def _rows_of(files: Sequence[Results], fusion: str, workloads: Sequence[str]) -> str:

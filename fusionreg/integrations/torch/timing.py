@@ -10,8 +10,6 @@ import torch
 #: Milliseconds of device time that one round of one competitor gets.
 BUDGET = 60.0
 _LEAST, _MOST, _WARM = 8, 400, 3
-#: Launches of what takes longer than the whole budget.
-_FEWEST = 2
 #: Calls inside one captured graph: what a replay itself costs is shared among them.
 CAPTURED = 10
 
@@ -28,13 +26,13 @@ class Timer:
 
     def cold(self, calls: Sequence[Callable[[], Any]], budget: float = BUDGET) -> list[float]:
         """Milliseconds of single launches. ``calls`` are the same work on different buffers, taken in turn; before
-        each one the L2 is filled with something else."""
+        each one the L2 is filled with something else. What outlasts the budget is launched once."""
         seen = self._series(calls, 1)
-        if seen[0] <= budget:
-            for i in range(max(_WARM, len(calls))):
-                calls[i % len(calls)]()
-            seen = self._series(calls, 2)
-        return self._series(calls, _count(budget, seen))
+        if seen[0] > budget:
+            return seen
+        for i in range(max(_WARM, len(calls))):
+            calls[i % len(calls)]()
+        return self._series(calls, _count(budget, self._series(calls, 2)))
 
     def _series(self, calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
         starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
@@ -85,8 +83,7 @@ def replays(graph: Any, count: int) -> list[float]:
 
 
 def _count(budget: float, seen: Sequence[float]) -> int:
-    each = max(min(seen), 1e-3)
-    return _FEWEST if each > budget else max(_LEAST, min(_MOST, int(budget / each)))
+    return max(_LEAST, min(_MOST, int(budget / max(min(seen), 1e-3))))
 
 
 def fastest(call: Callable[[], Any], count: int = 10) -> float:

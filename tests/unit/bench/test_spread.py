@@ -73,6 +73,7 @@ def test_rows_of_a_lost_worker_are_left(found, one_each, tmp_path) -> None:
 
 def test_workloads_are_prepared_one_by_one(found, tmp_path) -> None:
     found.write(tmp_path / "nvidia.json")
+    (tmp_path / "launch.json").write_text("{}")  # of something else
 
     def answer(fusion, workloads, known, options):
         if workloads == [OPTIONS[1]]:
