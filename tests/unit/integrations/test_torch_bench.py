@@ -187,9 +187,9 @@ def test_launches_that_a_turn_has() -> None:
     """As many as its time holds, between 8 and 400; one of what outlasts it."""
     assert [_count(60.0, [ms, 2 * ms]) for ms in (0.001, 0.5, 20.0)] == [400, 120, 8]
     timer, asked = object.__new__(Timer), []
-    timer._series = lambda calls, count: asked.append(count) or [asked[0] * took] * count
     for took, wanted in ((61.0, [1]), (20.0, [1, 2, 8])):
         asked.clear()
+        timer._series = lambda calls, count, took=took: asked.append(count) or [took] * count
         assert len(timer.cold([lambda: None], 60.0)) == wanted[-1] and asked == wanted
 
 
