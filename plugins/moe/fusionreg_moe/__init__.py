@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from fusionreg.core.spec import FusionSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import gemv, grouped, routed, routed_backward, routed_quantized
+from . import gemv, given, grouped, routed, routed_backward, routed_quantized
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*gemv.FUSIONS, *grouped.FUSIONS, *routed.FUSIONS, *routed_backward.FUSIONS, *routed_quantized.FUSIONS)
+    modules = (gemv, grouped, routed, routed_backward, routed_quantized, given)
+    return tuple(fusion for module in modules for fusion in module.FUSIONS)

@@ -123,8 +123,8 @@ ROUTED_FFN_W4A16 = FusionSpec(
     },
     autocast="lower",
     constraints=(
-        "D == 2 * C and J == 4 * B",
-        "block >= 16 and D == G * block and J == 2 * H * block",
+        "2 * C == D and 4 * B == J",
+        "block >= 16 and G * block == D and 2 * H * block == J",
         "top_k >= 1 and top_k <= 32 and top_k <= E",
     ),
     cases=(
