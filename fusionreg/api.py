@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fusionreg.core.planner.plan import Plan, Policy
     from fusionreg.core.planner.training import Backward
     from fusionreg.core.runtime import Bound
+    from fusionreg.measuring import Measurer
     from fusionreg.model import FusedModel
 
 T = TypeVar("T")
@@ -131,6 +132,12 @@ class Registry(Mapping[str, FusionEntry]):
         cache = None if self.frozen else Cache()
         return MeasuredGains(self.catalog, self.runtime.kernel, self.runtime.target, cache)
 
+    @cached_property
+    def _measurer(self) -> Measurer:
+        from fusionreg.measuring import Measurer
+
+        return Measurer()
+
     def measure(self, plan: Plan, device: int = 0) -> int:
         """Measures the sites that a plan rests on, and those that only a measurement could let in, on CUDA device
         ``device``, in a process of its own: how many nobody had measured on this machine. The next plan knows.
@@ -139,14 +146,13 @@ class Registry(Mapping[str, FusionEntry]):
         (``frozen``); :class:`LaunchError` where they cannot be measured.
         """
         from fusionreg.core.bench.sites import unmeasured
-        from fusionreg.measuring import in_process
 
         if self.frozen or self.device == "sim":
             found = "a frozen registry" if self.frozen else "a registry of the simulator"
             raise ArgumentError("cannot measure", "sites", found, "one on a GPU that takes what it finds here")
         sites = unmeasured(plan, self.catalog, self._gains.known)
         if sites:
-            in_process(sites, device)
+            self._measurer.measure(sites, device)
             del self._gains
         return len(sites)
 

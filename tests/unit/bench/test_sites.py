@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -118,5 +119,14 @@ def test_what_does_not_fit_into_l2_is_measured_cold(catalog):
 
 def test_a_process_that_cannot_measure_is_told_of(catalog, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(LaunchError, match=r"cannot measure 1 sites: .*(CUDA|NVIDIA|GPU)"):
-        measuring.in_process([site_of(catalog, match())], 0)
+    measurer, sites = measuring.Measurer(), [site_of(catalog, match())]
+    for _ in range(2):  # the process lives on
+        with pytest.raises(LaunchError, match=r"cannot measure 1 sites: .*(CUDA|GPU)"):
+            measurer.measure(sites, 0)
+    first = measurer._process
+    assert first.poll() is None
+    first.stdin.close()
+    assert first.wait(60) == 0, "it ends when nobody can ask any more"
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(LaunchError, match="exit status 1"):
+        measurer.measure(sites, 0)
