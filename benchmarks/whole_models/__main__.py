@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for all of it")
     parser.add_argument("--untimed", action="store_true", help="numbers and sites alone")
+    parser.add_argument("--measure", action="store_true", help="sites that nobody has measured here are measured first")
     parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, in the simulator: a trial")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -83,6 +84,7 @@ def _process(key: str, given: Any, deadline: float) -> tuple[dict[str, Any], str
     command += ["--policy", given.policy, "--mode", given.mode, "--out", str(part), "--limit", str(given.limit)]
     command += ["--tiny"] if given.tiny else []
     command += ["--untimed"] if given.untimed else []
+    command += ["--measure"] if given.measure else []
     environment = {**os.environ, "WHOLE_MODELS_TURN": str(given.out.with_suffix(".turn"))}
     process = subprocess.Popen(command, env=environment)
     try:
@@ -99,8 +101,8 @@ def _measured(name: str, step: str, given: Any) -> dict[str, Any]:
     from whole_models.measuring import WAYS, Plan, measure
 
     ways = tuple(WAYS[w] for w in given.ways.split(","))
-    plan = Plan(name, step, given.dtype, given.policy, given.mode, given.tiny, ways)
-    return measure(plan, None if given.tiny or given.untimed else Turn(0.6 * given.limit))
+    plan = Plan(name, step, given.dtype, given.policy, given.mode, given.tiny, given.measure, ways)
+    return measure(plan, None if given.tiny or given.untimed else Turn(0.8 * given.limit))
 
 
 def _key(row: dict[str, Any]) -> str:

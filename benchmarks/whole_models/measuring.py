@@ -42,6 +42,7 @@ class Plan:
         policy: of the fused ways.
         mode: of ``torch.compile``, for it and for the ways that leave the rest to it; "" is its default.
         tiny: a small model on the CPU.
+        measure: whether sites that nobody has measured on this machine are measured first.
         ways: those of :data:`WAYS` that are run, by their long names.
     """
 
@@ -51,6 +52,7 @@ class Plan:
     policy: str = "balanced"
     mode: str = ""
     tiny: bool = False
+    measure: bool = False
     ways: tuple[str, ...] = tuple(WAYS.values())
 
 
@@ -79,6 +81,7 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
     target = getattr(torch, plan.dtype)
     row: dict[str, Any] = {
         "model": plan.name, "step": plan.step, "dtype": plan.dtype, "policy": plan.policy, "mode": plan.mode,
+        "measure": plan.measure,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__, "fusionreg": fusionreg.__version__,
         "gpu": "" if plan.tiny else torch.cuda.get_device_name(), "driver": "" if plan.tiny else _driver(),
@@ -120,7 +123,7 @@ def _way(name: str, module: torch.nn.Module, registry: Any, plan: Plan) -> Way:
         way.call = torch.compile(module, mode=plan.mode or None)
     elif name != "eager":
         options = {"registry": registry, "report": way.reports.append, "device": "sim" if plan.tiny else "cuda"}
-        options |= {"policy": plan.policy, "inner": "inductor" if "Inductor" in name else "eager"}
+        options |= {"policy": plan.policy, "measure": plan.measure, "inner": "inductor" if "Inductor" in name else "eager"}
         if plan.mode and "Inductor" in name:
             options["inner_options"] = torch._inductor.list_mode_options(plan.mode)
         way.call = torch.compile(module, backend=backend, options=options)
