@@ -123,7 +123,8 @@ def _way(name: str, module: torch.nn.Module, registry: Any, plan: Plan) -> Way:
         way.call = torch.compile(module, mode=plan.mode or None)
     elif name != "eager":
         options = {"registry": registry, "report": way.reports.append, "device": "sim" if plan.tiny else "cuda"}
-        options |= {"policy": plan.policy, "measure": plan.measure, "inner": "inductor" if "Inductor" in name else "eager"}
+        options |= {"policy": plan.policy, "measure": plan.measure}
+        options["inner"] = "inductor" if "Inductor" in name else "eager"
         if plan.mode and "Inductor" in name:
             options["inner_options"] = torch._inductor.list_mode_options(plan.mode)
         way.call = torch.compile(module, backend=backend, options=options)
