@@ -88,7 +88,7 @@ def wgmma(words: str) -> KernelSpec:
     turn = f"({products} + ({products} + {rest} if SHARE == 2 else max({products}, {rest})))"
     rounds = f"ceildiv({pixels}, (3 - SHARE) * {teams}) * {turn}"
     memory = f"(N * C * min(H * W, P * Q * R * S) + N * {rows} * {columns} * K) * 2 / 3.9e12"
-    cache = f"{pixels} * {sides} * {_DEPTHS} * (R * S // {_TAPS}) * {_STAGE} / 4.5e12"
+    cache = f"{pixels} * {sides} * {_DEPTHS} * (R * S // {_TAPS}) * {_STAGE} / 8e12"
     return KernelSpec(
         name="wgmma",
         fusion=f"conv.{words}",

@@ -140,7 +140,7 @@ def _image(words: str) -> KernelSpec:
         block="256",
         min_blocks=2,
         shared_memory=f"256 * 72 * {held} + 64 * ({depth} + 8) * 2 + ({copy}) * (2 if STEP * C % 2 == 1 else 1) * 2",
-        estimate=f"5e-6 + ceildiv({blocks} * {parts}, 132) * (1.45e-6 + 256 * 64 * {depth} * 2 / 9.3e11)",
+        estimate=f"5e-6 + ceildiv({blocks} * {parts}, 132) * (1.03e-6 + 256 * 64 * {depth} * 2 / 1.26e12)",
     )
 
 
