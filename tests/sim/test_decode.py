@@ -20,16 +20,17 @@ FEW = {"B": 1, "H": 8, "G": 2, "Q": 1, "K": 700, "D": 64, "E": 64}
 
 
 def job(
-    fusion: str, axes: dict[str, int], multiprocessors: int, values: dict[str, str] | None = None, **attributes: float
+    fusion: str, axes: dict[str, int], multiprocessors: int, values: dict[str, str] | None = None,
+    kernel: str = "decode", **attributes: float,
 ) -> tuple[Job, SimExecutor]:
     entry, executor = CATALOG[fusion], SimExecutor(Cache(), target="sm_90a", multiprocessors=multiprocessors)
-    rows = derive(entry, entry.kernel("decode"), "sm_90a", "quick")
+    rows = derive(entry, entry.kernel(kernel), "sm_90a", "quick")
     base = next(t for t in rows if t.dtypes["T"] == "bfloat16" and not t.layouts)
     trial = replace(
         base, axes=FrozenDict({**base.axes, **axes}), values=FrozenDict(values or {}), params=FrozenDict(),
         attributes=base.attributes | {"is_causal": 0, "softcap": 0.0} | attributes,
     )  # fmt: skip
-    found = prepare(entry, entry.kernel("decode"), trial, executor)
+    found = prepare(entry, entry.kernel(kernel), trial, executor)
     assert isinstance(found, Job), found
     return found, executor
 
@@ -50,6 +51,26 @@ def job(
 def test_blocks_share_tiles(fusion, axes, multiprocessors, attributes):
     found, executor = job(fusion, FEW | axes, multiprocessors, **attributes)
     assert found.candidate.launch.grid[0] <= multiprocessors
+    result = execute(found, executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
+
+
+@pytest.mark.parametrize(
+    ("fusion", "axes", "multiprocessors", "blocks"),
+    [
+        ("attention.sdpa", {"B": 2, "K": 256}, 2, 2),
+        ("attention.sdpa", {"B": 16, "K": 256, "D": 16, "E": 16}, 17, 16),
+        ("attention.sdpa_masked", {"Q": 2, "K": 300}, 3, None),  # two tiles, three blocks: they would share
+    ],
+)
+def test_blocks_with_whole_tiles(fusion, axes, multiprocessors, blocks):
+    """Without a barrier over the grid, where none is wanted."""
+    if blocks is None:
+        with pytest.raises(AssertionError, match="does not hold"):
+            job(fusion, FEW | axes, multiprocessors, kernel="decode_whole")
+        return
+    found, executor = job(fusion, FEW | axes, multiprocessors, kernel="decode_whole")
+    assert found.candidate.launch.grid[0] == blocks and not found.candidate.launch.workspace
     result = execute(found, executor, CATALOG.ops)
     assert result.status is Status.PASSED, result
 

@@ -39,12 +39,18 @@ def test_conforms(fusion, kernel):
     assert report.counts["PASSED"] >= 20
 
 
-def test_small_weights_beside_an_infinite_value():
-    """What fp16 rounds to 0 would be NaN times an infinite v, where the operators say infinity."""
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("fused", "float16-special-bv"),  # what fp16 rounds to 0, times an infinite v: infinity, not NaN
+        ("wgmma", "float16,bool-special-bv"),
+        ("wgmma", "bfloat16,bool-large-all"),  # scores whose product with a factor rounds by powers of two
+    ],
+)
+def test_extremes(kernel, name):
     entry, executor = CATALOG["attention.qkv_sdpa"], SimExecutor(Cache(), target="sm_90a")
-    trials = derive(entry, entry.kernel("fused"), "sm_90a", "all")
-    (trial,) = (t for t in trials if t.name == "float16-special-bv")
-    found = prepare(entry, entry.kernel("fused"), trial, executor)
+    (trial,) = (t for t in derive(entry, entry.kernel(kernel), "sm_90a", "all") if t.name == name)
+    found = prepare(entry, entry.kernel(kernel), trial, executor)
     assert isinstance(found, Job) and not execute(found, executor, CATALOG.ops).status.failed
 
 

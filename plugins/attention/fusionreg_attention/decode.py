@@ -14,14 +14,21 @@ _TILES = "B * G * ceildiv(Q * (H // G), 16)"
 _BLOCKS = f"max(1, min(multiprocessors, ceildiv({_TILES} * max(1, ceildiv(K, 16)), WARPS)))"
 
 
-def kernel(masked: bool) -> KernelSpec:
-    """For the fusion with or without a mask."""
+#: How many tiles each block has, where all have as many, and as many blocks nearly as there may be.
+_ROUNDS = f"ceildiv({_TILES}, {_BLOCKS})"
+_EVEN = f"{_TILES} > 0 and {_TILES} % {_ROUNDS} == 0 and {_TILES} // {_ROUNDS} * 17 >= {_BLOCKS} * 16"
+
+
+def kernel(masked: bool, whole: bool = False) -> KernelSpec:
+    """For the fusion with or without a mask; ``whole``: where no tile is shared by blocks."""
     rows = ("q", "k", "v", "y")
     return KernelSpec(
-        name="decode",
+        name="decode_whole" if whole else "decode",
         fusion=f"attention.sdpa{'_masked' if masked else ''}",
         template="decode.cu.j2",
-        summary="for few queries: heads that share k and v in one tile, keys in equal parts to all blocks (split-KV)",
+        summary="decode where blocks have whole tiles: no barrier, an ordinary launch"
+        if whole
+        else "for few queries: heads that share k and v in one tile, keys in equal parts to all blocks (split-KV)",
         targets=("sm_90a", "sm_100f"),
         requires=(
             'T in ("float16", "bfloat16")',
@@ -34,16 +41,22 @@ def kernel(masked: bool) -> KernelSpec:
         strides=("q", "k", "v", *(("mask",) if masked else ()), "y"),
         specialize=("D", "E"),
         params={"WARPS": (8, 4), "CAPPED": (0, 1)},  # whether there is a softcap
-        valid=("(CAPPED == 1) == (softcap > 0)", "WARPS == (8 if D + E <= 384 else 4)"),
-        constants={"MASK_FORM": "form(mask)" if masked else "-1", "STAGES": _STAGES},
-        grid=_BLOCKS,
+        valid=(
+            "(CAPPED == 1) == (softcap > 0)", "WARPS == (8 if D + E <= 384 else 4)", *((_EVEN,) if whole else ()),
+        ),
+        constants={
+            "MASK_FORM": "form(mask)" if masked else "-1", "STAGES": _STAGES,
+            **({"WHOLE": "1", "AROUND": "256"} if whole else {}),
+        },
+        grid=f"max(1, {_TILES} // max(1, {_ROUNDS}))" if whole else _BLOCKS,
         block="32 * WARPS",
         min_blocks=1,
         shared_memory=f"WARPS * {_STAGES} * {_STAGE} + (16 * (D + 8) * 2 if D > 128 else 0)",
-        workspace=f"{_BLOCKS} * 2 * min(16, max(1, Q * (H // G))) * (E + 4) * 4",
-        cooperative=True,
-        estimate="6e-6 + " + _TILES + " * K * (D + E) * 2 / 3.9e12",
-    )
+        workspace="0" if whole else f"{_BLOCKS} * 2 * min(16, max(1, Q * (H // G))) * (E + 4) * 4",
+        cooperative=not whole,
+        estimate=("5e-6 + " if whole else "6e-6 + ") + _TILES + " * K * (D + E) * 2 / 3.9e12",
+        pending="not yet run on a GPU" if whole else "",
+    )  # fmt: skip
 
 
-KERNELS: tuple[KernelSpec, ...] = (kernel(masked=False), kernel(masked=True))
+KERNELS: tuple[KernelSpec, ...] = tuple(kernel(masked, whole) for whole in (False, True) for masked in (False, True))
