@@ -209,23 +209,26 @@ def attention_grad(
 ) -> Any:
     """The gradients of Attention over four axes, from its results ``y`` and ``log_sum_exp``.
 
-    The weights are p = exp(min(score - log_sum_exp, 0)), 0 for keys that are forbidden, and the gradient of scores is
+    The weights are p = exp(min(score - log_sum_exp, 0)), 0 for keys that are forbidden (by their position, or by a
+    mask of -inf or False), and the gradient of scores is
     r = p · (dy vᵀ - Σ dy y), times that of the cap: dq = scale · r k, dk = scale · rᵀ q and dv = pᵀ dy, the last two
     summed over the heads that share k and v. That of a mask which is added is r without the slope of the cap, summed
     over the axes along which the mask is broadcast.
     """
     shared, factor = k.shape[1], _scale(q, scale)
     keys, values = _repeated(xp, q, k, v)
+    positions = _bias(xp, q, k.shape[2], None, 0, None, is_causal, left_window_size, right_window_size)
     bias = _bias(xp, q, k.shape[2], attn_mask, 0, None, is_causal, left_window_size, right_window_size)
+    hidden = xp.ns.logical_or(positions == -math.inf, bias == -math.inf)
     raw = xp.matmul(q, xp.ns.matrix_transpose(keys)) * factor
     bent = xp.ns.tanh(raw / softcap) if softcap else None
     scores = (raw if bent is None else bent * softcap) + bias
     zero = xp.full((), 0.0, scores)
     behind = scores - log_sum_exp[..., None]
-    p = xp.ns.where(bias == -math.inf, zero, xp.ns.exp(xp.ns.where(behind > 0, zero, behind)))
+    p = xp.ns.where(hidden, zero, xp.ns.exp(xp.ns.where(behind > 0, zero, behind)))
     slope = xp.matmul(dy, xp.ns.matrix_transpose(values)) - xp.ns.sum(dy * y, axis=-1, keepdims=True)
-    straight = xp.ns.where(bias == -math.inf, zero, p * slope)
-    r = straight if bent is None else xp.ns.where(bias == -math.inf, zero, straight * (1.0 - bent * bent))
+    straight = xp.ns.where(hidden, zero, p * slope)
+    r = straight if bent is None else xp.ns.where(hidden, zero, straight * (1.0 - bent * bent))
 
     def summed(x: Any) -> Any:
         b, h, *rest = x.shape

@@ -46,7 +46,6 @@ def _tensor_core(mask: str) -> KernelSpec:
     tiles = "B * G * ceildiv(K, 16 * WARPS) + B * H * ceildiv(Q, 16 * WARPS)"
     if mask == "bias":
         tiles += " + MB * MH * ceildiv(K, 16 * WARPS) * (ceildiv(Q, BN) if MQ > 1 else 1)"
-    wide = "64 if D + E <= 128 else 32 if D + E <= 256" if mask != "bias" else "32 if D + E <= 256"
     work = f"{_PAIRS} * ({'10 * D + 8 * E' if mask == 'bias' else '8 * D + 6 * E'})"
     return KernelSpec(
         name="tensor_core",
@@ -66,11 +65,15 @@ def _tensor_core(mask: str) -> KernelSpec:
             "BN": (64, 32, 16),
             "CAPPED": (0, 1),  # whether there is a softcap
         },
-        valid=("(CAPPED == 1) == (softcap > 0)", f"BN == ({wide} else 16)"),
+        valid=(
+            "(CAPPED == 1) == (softcap > 0)",
+            "BN == (64 if D + E <= 128 else 32 if D + E <= 256 else 16)",
+            *(("WARPS == 4 or D + E <= 256",) if mask == "bias" else ()),
+        ),
         constants=_constants(mask),
         grid=f"max(1, min(multiprocessors, {tiles}))",
         block="32 * WARPS",
-        shared_memory="(16 * WARPS + 2 * BN) * (D + E + 16) * 2 + 16 * BN + 16",
+        shared_memory=f"({'32' if mask == 'bias' else '16'} * WARPS + 2 * BN) * (D + E + 16) * 2 + 16 * BN + 16",
         workspace=_STATISTICS,
         cooperative=True,
         estimate=f"1e-5 + {work} / {'1e14' if mask else '1.5e14'} * (1 if WARPS == 8 else 1.2)",

@@ -159,6 +159,15 @@ def test_gradients_of_a_position_bias(shape, cap: float) -> None:
     np.testing.assert_allclose(got, autograd(attention, bias, dy=dy)[0], rtol=1e-9, atol=1e-12)
 
 
+def test_gradients_read_no_mask_of_keys_that_are_hidden_by_position() -> None:
+    q, k, v, dy = RNG.standard_normal((4, 1, 2, 3, 4))
+    mask = np.triu(np.full((3, 3), np.nan), 1)
+    y, *_, lse = run("Attention", q, k, v, is_causal=1)
+    found = run("fusionreg::AttentionGrad", dy, q, k, v, y, lse, mask, is_causal=1)
+    for got, want in zip(found, run("fusionreg::AttentionGrad", dy, q, k, v, y, lse, is_causal=1), strict=False):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_a_boolean_mask_has_no_gradient() -> None:
     q, k, v, dy = RNG.standard_normal((4, 1, 2, 3, 4))
     mask = np.array([[True, False, True]])
