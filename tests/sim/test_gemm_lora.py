@@ -177,8 +177,9 @@ def test_only_the_ranks_that_occur_are_compiled(sim_cache, monkeypatch):
 @pytest.mark.parametrize(
     ("kernel", "text", "other"),
     [
-        ("grouped", "place >= 0 && place < BM", "place < BM && (place = place < 0 ? 0 : place) >= 0"),
-        ("grouped", "if (w < warp) place += found[w];", ""),
+        ("grouped", "place[i] >= 0 && place[i] < BM", "place[i] < BM && (place[i] = place[i] < 0 ? 0 : place[i]) >= 0"),
+        ("grouped", "if (w < warp) place[i] += found[i][w];", ""),
+        ("grouped", "fr::cp_async_wait<AHEAD - 1>();", ""),
         ("grouped", "if (finite) {", "if (true) {"),
         ("decode_cluster", "v += fr::cluster_load(mine + r, q);", "v = fr::cluster_load(mine + r, q);"),
         ("decode_cluster", "if (r0 + e < live) ", ""),
