@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import activations, attention, masking, normalizations, products, quantization, tidying, windows
+from . import activations, attention, experts, masking, normalizations, products, quantization, tidying, windows
 from .engine import Rule
 
 #: Run before constants are folded: a weight keeps the layout that the model stores it in.
@@ -17,6 +17,7 @@ RULES: tuple[Rule, ...] = (
     *normalizations.RULES,
     *attention.RULES,
     *quantization.RULES,
+    *experts.RULES,
     *products.TRANSPOSES,
     *products.GEMM,
     *windows.RULES,

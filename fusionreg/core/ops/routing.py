@@ -143,4 +143,16 @@ def grouped_matmul(xp: Any, x: Any, w: Any, ends: Any, *, trans: int) -> Any:
     return routed_matmul.meaning(xp, x, w, ids, trans=trans)
 
 
+def _ends_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    return [("int32", (attributes["experts"],))]
+
+
+@operator("fusionreg::GroupEnds", "ids", infer=_ends_type, attributes={"experts": 1})
+def group_ends(xp: Any, ids: Any, *, experts: int) -> Any:
+    """Where the rows of each expert end once rows are sorted by ids: how many ids from 0 on are at most its own."""
+    ids = xp.cast(ids, "int64")[None, :]
+    until = (ids >= 0) & (ids <= xp.arange(experts)[:, None])
+    return xp.cast(xp.ns.sum(xp.cast(until, "int64"), axis=1), "int32")
+
+
 OPS = specs_in(globals())

@@ -72,3 +72,10 @@ def test_an_index_below_0_names_the_last_matrix_only_where_it_wraps() -> None:
     np.testing.assert_allclose(run("fusionreg::RoutedMatMul", X, w, ids), [none, X[1] @ w[2], none, none])
     wanted = [X[0] @ w[3], X[1] @ w[2], none, none]
     np.testing.assert_allclose(run("fusionreg::RoutedMatMul", X, w, run("fusionreg::FromEnd", ids, w)), wanted)
+
+
+def test_groups_end_where_ids_are_exceeded() -> None:
+    ids = np.array([2, 0, 5, -1, 2, 3, 0, 4, 2])
+    ends = OPS["fusionreg::GroupEnds"].meaning(numpy_backend(), ids, experts=4)
+    np.testing.assert_array_equal(ends, np.cumsum([np.sum(ids == e) for e in range(4)]))
+    assert ends.dtype == np.int32
