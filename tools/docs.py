@@ -6,11 +6,13 @@ part that is out of date is an error; a test runs it so.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
 from inspect import getdoc, signature
 from pathlib import Path
+from typing import Any
 
 import typer.main
 
@@ -165,6 +167,35 @@ def measured() -> str:
     return "\n".join(lines)
 
 
+def whole_models() -> str:
+    """What `python -m whole_models` wrote into benchmarks/results, one table per file."""
+    lines = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        if "fusionreg-whole-models/" not in (text := path.read_text(encoding="utf-8"))[:200]:
+            continue
+        rows = json.loads(text)["rows"]
+        lines += ["| model | step | eager | torch.compile | fused | fused / torch.compile | sites | deepest | kept |"]
+        lines.append("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        lines += [_whole_model(row) for row in rows]
+        where = {f"{r['gpu']}, driver {r['driver']}, torch {r['torch']}, {r['date'][:10]}" for r in rows}
+        lines += ["", f"{'; '.join(sorted(where))}.", ""]
+    return "\n".join(lines)
+
+
+def _whole_model(row: dict[str, Any]) -> str:
+    def ms(way: str) -> float | None:
+        found = row["times"].get(way, {})
+        return found.get("graph_ms", found.get("ms"))
+
+    mine, other = ms("fused, rest by Inductor"), ms("compile")
+    fused = row["fused"].get("fused, rest by Inductor", {"sites": 0, "deepest": {}})
+    kept = row["saved"].get("fused, rest by Inductor", {}).get("mb")
+    cells = [row["model"], row["step"], *("" if t is None else f"{t:.3f}" for t in (ms("eager"), other, mine))]
+    cells += [f"{mine / other:.2f}" if mine and other else "", str(fused["sites"])]
+    cells += [str(max(fused["deepest"].values(), default=0)), "" if kept is None else f"{kept:.0f} MB"]
+    return f"| {' | '.join(cells)} |"
+
+
 def executors() -> str:
     """Who may run the rest, and what is modelled of it."""
     rows = ["| executor | what is modelled | measured as |", "| --- | --- | --- |"]
@@ -181,6 +212,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "patterns": patterns,
     "measured": measured,
     "executors": executors,
+    "whole-models": whole_models,
 }
 
 

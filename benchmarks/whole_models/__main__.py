@@ -31,6 +31,9 @@ MODELS = (
 )
 
 
+FORMAT = "fusionreg-whole-models/1"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=MODELS, help="of all steps, or name:step")
@@ -71,9 +74,17 @@ def _all(given: Any) -> int:
             print(failed, file=sys.stderr)
     for lock in given.out.parent.glob(f"{given.out.stem}.turn.*"):
         lock.unlink()
-    given.out.write_text(json.dumps({"rows": list(rows.values())}, indent=1) + "\n")
+    keep(rows, given.out)
     print(_table(rows.values()))
     return 1 if any(failed for _, failed in done) else 0
+
+
+def keep(rows: dict[str, Any], path: Path) -> None:
+    """Writes a file of results: rows without what lost."""
+    for row in rows.values():
+        for told in row["fused"].values():
+            told.pop("lost", None)
+    path.write_text(json.dumps({"format": FORMAT, "rows": list(rows.values())}, indent=1) + "\n")
 
 
 def _process(key: str, given: Any, deadline: float) -> tuple[dict[str, Any], str]:
