@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fusionreg.core.bench import Subject, measure  # noqa: E402
+from fusionreg.core.bench import Preparation, Subject, measure, prepare  # noqa: E402
 from fusionreg.core.bench.counting import elements  # noqa: E402
 from fusionreg.core.bench.tuned import TunedParameters  # noqa: E402
 from fusionreg.core.bench.tuning import tune  # noqa: E402
@@ -56,6 +56,16 @@ def test_a_run_and_its_resumption(tmp_path) -> None:
     assert large.ms("eager") > large.ms("compile") * 0.9
     again = measure(subjects, bench, tmp_path / "results")
     assert (again.measured, again.kept) == (0, 2)
+
+
+def test_preparing_leaves_nothing_to_compile(tmp_path, monkeypatch) -> None:
+    cache = Cache(tmp_path / "cache")
+    bench, subjects = made(tmp_path)
+    ready = TorchBench(bench.catalog, cache)
+    assert prepare(subjects[:1], ready, tmp_path / "results") == Preparation(ready=1)
+    monkeypatch.setattr("fusionreg.core.compiler.nvrtc.compile_unit", None)  # not a kernel is compiled any more
+    with TorchBench(bench.catalog, cache).prepare(subjects[0]) as place:
+        assert [e.check().ok for e in place.entrants if e.ours] == [True]
 
 
 def test_instructions_as_the_device_counts_them() -> None:
