@@ -77,8 +77,8 @@ def test_conforms(kernel, dtypes, sim_cache):
         ("stream_cluster", "bfloat16", 0, 60, 0, {"SPLIT": 2}),
         ("offloaded", "float16", 1, 5, 0, {"SPLIT": 1}),
         ("decode", "bfloat16", 0, 5, 1, {"SPLIT": 1}),
-        ("resident", "float32", 0, 5, 1, {}),
-        ("resident", "float32", 1, 60, 0, {}),
+        ("resident", "float32", 0, 5, 1, {"BN": 16}),
+        ("resident", "float32", 1, 60, 0, {"BN": 32}),
     ],
 )
 def test_experts_in_any_order(kernel, dtype, trans, experts, wrap, params, sim_cache):

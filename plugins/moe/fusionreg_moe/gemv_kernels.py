@@ -87,8 +87,8 @@ def _stream(
     )  # fmt: skip
 
 
-#: Blocks of a cluster that divide k: each has 1024 of it.
-_SLICES = "next_pow2(max(1, ceildiv(K, 1024)))"
+#: Blocks of a cluster that divide k: each warp has 2048 elements of the matrix.
+_SLICES = "next_pow2(max(1, ceildiv(K * BN, 2048 * 16)))"
 
 _RESIDENT = KernelSpec(
     name="resident",
@@ -101,18 +101,17 @@ _RESIDENT = KernelSpec(
         "aligned(x, 16) and aligned(w, 16)",
     ),
     specialize=("K", "N"),
-    constants={
-        "THREADS": "512", "ROWS": "16", "SPLIT": _SLICES, **WRAPPED,
-    },
-    grid="min(M, E) * ceildiv(N, 32) * SPLIT",
+    params={"BN": (16, 32)},
+    constants={"THREADS": "512", "ROWS": "16", "WK": "2048 // BN", "SPLIT": _SLICES, **WRAPPED},
+    grid="min(M, E) * ceildiv(N, BN) * SPLIT",
     block="THREADS",
     cluster="SPLIT",
     programmatic=True,
-    shared_memory="4096 * ROWS",
+    shared_memory="4 * THREADS // 32 * ROWS * WK",
     min_blocks=1,
-    estimate=f"3e-6 + ceildiv(min(M, E) * ceildiv(N, 32) * {_SLICES}, multiprocessors) * (6e-6 + 1e-7 * M / E)",
+    estimate=f"3e-6 + ceildiv(min(M, E) * ceildiv(N, BN) * {_SLICES}, multiprocessors) * (6e-6 + 1e-7 * M / E)",
     pending="not yet proven on a GPU",
-)  # fmt: skip
+)
 
 
 KERNELS = (
