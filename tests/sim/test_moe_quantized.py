@@ -59,9 +59,9 @@ def exact(x, logits, gate_up, down, k):
         ("decode", "int8", "bfloat16", 7, 4, {}, {}),
         ("decode", "float8_e4m3fn", "float16", 8, 2, {}, {"form": "expert"}),
         ("decode", "int4", "bfloat16", 8, 3, {}, {}),
-        ("tiles", "int8", "float16", 70, 3, {"STAGES": 3}, {}),
-        ("tiles", "float8_e4m3fn", "bfloat16", 9, 2, {"STAGES": 6}, {"form": "expert"}),
-        ("tiles", "int4", "float16", 70, 2, {"STAGES": 2}, {}),
+        ("tiles", "int8", "float16", 70, 3, {"STAGES": 3, "CHUNKS": 2}, {}),
+        ("tiles", "float8_e4m3fn", "bfloat16", 9, 2, {"STAGES": 4, "CHUNKS": 2}, {"form": "expert"}),
+        ("tiles", "int4", "float16", 70, 2, {"STAGES": 2, "CHUNKS": 1}, {}),
         ("plain", "int4", "bfloat16", 4, 4, {}, {"block": 64}),
     ],
 )
