@@ -78,6 +78,23 @@ def test_training_with_channels_last(compiled: Any, reports: Any, preferring: An
     assert "norm.batchnorm_add_relu" in fused(reports)
 
 
+def test_what_is_written_is_the_argument_itself(compiled: Any, preferring: Any) -> None:
+    preferring(True)
+    torch.manual_seed(0)
+    module, x = Residual().eval(), torch.randn(SHAPE)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = module(x)[0]
+        x.mul_(2.0)
+        return y
+
+    mine, other = x.clone(), x.clone()
+    with torch.no_grad():
+        same(compiled(step)(mine), step(other))
+    torch.testing.assert_close(mine, other, rtol=0, atol=0)
+    assert mine.stride() == x.stride()
+
+
 def test_what_is_not_moved() -> None:
     def places(module: nn.Module, x: torch.Tensor) -> list[int]:
         values = [x, *module.parameters()]

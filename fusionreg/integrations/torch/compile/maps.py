@@ -7,6 +7,7 @@ maps of a program by itself; a graph whose convolutions are fused calls has none
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,11 +59,16 @@ def move(made: torch.fx.GraphModule, moved: Mapping[int, torch.Tensor], segment:
     with graph.inserting_after(places[-1]):
         for i in (i for i in moved if places[i].users):
             laid = graph.call_function(_ATEN.contiguous.default, (places[i],), {"memory_format": _LAST})
-            places[i].replace_all_uses_with(laid, lambda user, laid=laid: user is not laid)
+            places[i].replace_all_uses_with(laid, partial(_reads, places[i], laid))
     (end,), (before,) = graph.find_nodes(op="output"), segment.graph.find_nodes(op="output")
     with graph.inserting_before(end):
         end.args = (tuple(_as_before(graph, n, b) for n, b in zip(end.args[0], before.args[0], strict=True)),)
     made.recompile()
+
+
+def _reads(place: torch.fx.Node, laid: torch.fx.Node, user: torch.fx.Node) -> bool:
+    """Whether a user of an input may have the moved one: not what moves it, nor what writes it back."""
+    return user is not laid and not (user.target is _ATEN.copy_.default and user.args[0] is place)
 
 
 def _recorded(node: Any) -> Any:
