@@ -26,8 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fusionreg.integrations.torch.experts import expert_parallel_ffn
-from fusionreg.torch import load_registry, ops
+from fusionreg.torch import expert_parallel_ffn, ops
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,8 @@ class Rank:
         self.device = torch.device("cuda", rank) if self.gpu else torch.device("cpu")
         self.dtype = torch.bfloat16 if self.gpu else torch.float32
         self.end = time.monotonic() + options.seconds
-        self.ffns = {
-            spare: ops.use(load_registry(spare=spare)).moe.routed_ffn for spare in sorted({s for _, s in self.ways})
-        }
         self.groups: dict[int, Any] = {0: None}
-        for spare in sorted(self.ffns)[1:]:
+        for spare in sorted({s for _, s in self.ways} - {0}):
             limited = dist.ProcessGroupNCCL.Options()
             limited.config.max_ctas = spare
             self.groups[spare] = dist.new_group(pg_options=limited)
@@ -122,10 +118,14 @@ class Layer:
         start = sum(sizes[: self.rank.rank])
         return slice(start, start + sizes[self.rank.rank])
 
-    def parallel(self, x: Any, logits: Any, own: slice, chunks: int = 1, spare: int = 0, ffn: Any = None) -> Any:
+    def one(self, x: Any, logits: Any) -> Any:
+        """On one GPU."""
+        return ops.moe.routed_ffn(x, logits, self.gate_up, self.down, **self.model.attributes)
+
+    def parallel(self, x: Any, logits: Any, own: slice, chunks: int = 1, spare: int = 0, **given: Any) -> Any:
         return expert_parallel_ffn(
-            x, logits, self.gate_up[own], self.down[own], ffn=ffn or self.rank.ffns[spare], chunks=chunks,
-            group=self.rank.groups[spare], **self.model.attributes,
+            x, logits, self.gate_up[own], self.down[own], spare=spare, chunks=chunks, group=self.rank.groups[spare],
+            **self.model.attributes, **given,
         )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def check(layer: Layer) -> list[dict[str, Any]]:
         mine, own = layer.part(sizes), layer.part(owned)
         exact = x[mine]
         if exact.numel():
-            exact = rank.ffns[0](exact, scores[mine], layer.gate_up, layer.down, **model.attributes)
+            exact = layer.one(exact, scores[mine])
         for chunks, spare in ((1, 0), *rank.ways):
             y = layer.parallel(x[mine], scores[mine], own, chunks, spare)
             error = float((y - exact).abs().max() / exact.abs().max()) if y.numel() else 0.0
@@ -175,12 +175,10 @@ def gradients(layer: Layer) -> dict[str, Any]:
     places = (mine, mine, own, own)
     parts = [t[at].detach().requires_grad_() for t, at in zip(whole, places, strict=True)]
     chunks, spare = rank.ways[-1]
-    layered = expert_parallel_ffn(
-        *parts, ffn=rank.ffns[spare], chunks=chunks, group=rank.groups[spare], **model.attributes
-    )
-    layered.backward(slope[mine])
+    y = expert_parallel_ffn(*parts, spare=spare, chunks=chunks, group=rank.groups[spare], **model.attributes)
+    y.backward(slope[mine])
     whole = [t.detach().requires_grad_() for t in whole]
-    rank.ffns[0](*whole, **model.attributes).backward(slope)
+    ops.moe.routed_ffn(*whole, **model.attributes).backward(slope)
     errors = {}
     for name, got, right, at in zip(("x", "logits", "gate_up", "down"), parts, whole, places, strict=True):
         exact = right.grad[at].float()
@@ -212,8 +210,8 @@ def measure(layer: Layer, tokens: int) -> dict[str, Any]:
     busiest = int(rank.over(tensors[0].shape[0], dist.ReduceOp.MAX))
     row: dict[str, Any] = {"model": model.name, "tokens": tokens, "most rows of a rank": busiest}
     row["MB of transfers"] = 2e-6 * there.nbytes
-    row["one GPU"] = rank.time(lambda: rank.ffns[0](whole, scores, layer.gate_up, layer.down, **model.attributes))
-    row["compute"] = rank.time(lambda: rank.ffns[0](*tensors, **attributes))
+    row["one GPU"] = rank.time(lambda: layer.one(whole, scores))
+    row["compute"] = rank.time(lambda: ops.moe.routed_ffn(*tensors, **attributes))
     row["exchange"] = rank.time(lambda: layer.parallel(x, logits, own, ffn=lambda rows, *_, **__: rows))
     row["transfers"] = rank.time(transfers)
     row["in sequence"] = rank.time(lambda: layer.parallel(x, logits, own))

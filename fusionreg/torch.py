@@ -44,8 +44,8 @@ def _sparing(spare: int) -> Ops:
 def expert_parallel_ffn(*args: Any, spare: int = 0, **attributes: Any) -> torch.Tensor:
     """``ops.moe.routed_ffn`` with experts that lie on the ranks of a process group: tokens travel, weights stay.
 
-    Arguments, result and errors of :func:`fusionreg.integrations.torch.experts.expert_parallel_ffn`, whose ``ffn`` is
-    the installed fusion.
+    Arguments, result and errors of :func:`fusionreg.integrations.torch.experts.expert_parallel_ffn`, whose ``ffn``,
+    ``routing`` and ``sum_up`` are the installed fusions.
 
     Args:
         spare: multiprocessors that its kernels leave to transfers, which can be under way beside them then alone.
@@ -54,7 +54,9 @@ def expert_parallel_ffn(*args: Any, spare: int = 0, **attributes: Any) -> torch.
     """
     from fusionreg.integrations.torch import experts
 
-    return experts.expert_parallel_ffn(*args, **{"ffn": _sparing(spare).moe.routed_ffn, **attributes})
+    moe = _sparing(spare).moe
+    fusions = {"ffn": moe.routed_ffn, "routing": moe.route, "sum_up": moe.gather_sum}
+    return experts.expert_parallel_ffn(*args, **{**fusions, **attributes})
 
 
 def backend(

@@ -6,7 +6,7 @@ order, so that what arrives first in the forward pass is the last whose gradient
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,50 +89,66 @@ class Journey:
         return found
 
 
+Sum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""``(rows [N D], places [M k], weights [M k])`` → y[m] = Σ_j weights[m, j] · rows[places[m, j]]: ``moe.gather_sum``."""
+
+
+def gather_sum(rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """In fp32, in the order of j, and rounded once."""
+    total = torch.zeros((places.shape[0], rows.shape[1]), dtype=wide(rows), device=rows.device)
+    for at, weight in zip(places.unbind(1), weights.unbind(1), strict=True):
+        total += rows[at].to(total.dtype) * weight.to(total.dtype).unsqueeze(1)
+    return total.to(rows.dtype)
+
+
+class Order:
+    """Rows that are the choices of tokens in another order.
+
+    Attributes:
+        tokens: [M k], of each row the token.
+        places: [M k], of each choice of each token the row.
+    """
+
+    def __init__(self, order: torch.Tensor, top_k: int) -> None:
+        """``order``: of each row the choice, counted token by token."""
+        self.order = order
+        self.tokens = order // top_k
+        places = torch.empty_like(order)
+        places.scatter_(0, order, torch.arange(order.numel(), device=order.device))
+        self.places = places.view(-1, top_k)
+
+
 class Spread(torch.autograd.Function):
-    """``(x [M D], places [M k])`` → rows [M k D] that has x[m] at each places[m, j], a permutation. The gradient of x
-    is summed in fp32, in the order of j."""
+    """``(x [M D], order, sum)`` → rows [M k D], each its token's x."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(places)
-        rows = x.new_empty((places.numel(), x.shape[1]))
-        for at in places.unbind(1):
-            rows[at] = x
-        return rows
+    def forward(ctx: Any, x: torch.Tensor, order: Order, sum_up: Sum) -> torch.Tensor:
+        ctx.order, ctx.sum_up = order, sum_up
+        return x.index_select(0, order.tokens)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        (places,) = ctx.saved_tensors
-        (rows,) = grads
-        total = torch.zeros((places.shape[0], rows.shape[1]), dtype=wide(rows), device=rows.device)
-        for at in places.unbind(1):
-            total += rows[at]
-        return total.to(rows.dtype), None
+        places = ctx.order.places
+        ones = torch.ones(places.shape, dtype=torch.float32, device=places.device)
+        return ctx.sum_up(grads[0].contiguous(), places, ones), None, None
 
 
 class Combine(torch.autograd.Function):
-    """``(rows [N D], places [M k], weights [M k])`` → y[m] = Σ_j weights[m, j] · rows[places[m, j]], places being a
-    permutation: summed in fp32, in the order of j, and rounded once."""
+    """``(rows [M k D], weights [M k], order, sum)`` → y [M D], the weighed sum of the rows of each token."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(rows, places, weights)
-        total = torch.zeros((places.shape[0], rows.shape[1]), dtype=wide(rows), device=rows.device)
-        for at, weight in zip(places.unbind(1), weights.unbind(1), strict=True):
-            total.addcmul_(rows[at].to(total.dtype), weight.to(total.dtype).unsqueeze(1))
-        return total.to(rows.dtype)
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, order: Order, sum_up: Sum) -> torch.Tensor:
+        ctx.save_for_backward(rows, weights)
+        ctx.order = order
+        return sum_up(rows, order.places, weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        rows, places, weights = ctx.saved_tensors
-        dy = grads[0].to(wide(rows))
-        d_rows = torch.empty_like(rows)
-        slopes = []
-        for at, weight in zip(places.unbind(1), weights.unbind(1), strict=True):
-            slopes.append((rows[at] * dy).sum(1))
-            d_rows[at] = (dy * weight.to(dy.dtype).unsqueeze(1)).to(rows.dtype)
-        return d_rows, None, torch.stack(slopes, 1).to(weights.dtype)
+        rows, weights = ctx.saved_tensors
+        dy = grads[0].index_select(0, ctx.order.tokens).to(wide(rows))
+        slopes = (rows * dy).sum(1)[ctx.order.places].to(weights.dtype)
+        own = weights.reshape(-1).index_select(0, ctx.order.order)
+        return (dy * own.to(dy.dtype).unsqueeze(1)).to(rows.dtype), slopes, None, None
 
 
 def wide(x: torch.Tensor) -> torch.dtype:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,17 @@ from fusionreg.core.errors import ArgumentError
 from fusionreg.core.ops.backends import backend_of
 from fusionreg.core.ops.experts import route
 
-from .exchange import Combine, Journey, Spread, Transfer
+from .exchange import Combine, Journey, Order, Spread, Sum, Transfer, gather_sum
 
 WHOM = "experts over several ranks"
+
+Route = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""``(logits, bias, top_k=, scoring=, renormalise=, scale=)`` → weights and experts [M k], as ``moe.route``."""
+
+
+def route_by_operators(logits: torch.Tensor, bias: torch.Tensor | None, **attributes: Any) -> Any:
+    """What ``moe.route`` stands for."""
+    return route.meaning(backend_of(logits), logits.float(), bias, **attributes)
 
 
 def expert_parallel_ffn(
@@ -32,6 +41,8 @@ def expert_parallel_ffn(
     bias: torch.Tensor | None = None,
     *,
     ffn: Callable[..., torch.Tensor],
+    routing: Route = route_by_operators,
+    sum_up: Sum = gather_sum,
     activation: str,
     top_k: int,
     scoring: str = "softmax",
@@ -49,7 +60,7 @@ def expert_parallel_ffn(
         logits: [M E] of all experts; expert e is the e-th in the order of ranks.
         gate_up, down: [E' 2I D] and [E' D I], the experts of this rank: any number, 0 included.
         bias: float32 [E], as of ``moe.routed_ffn``, the same on every rank.
-        ffn: ``ops.moe.routed_ffn``.
+        ffn, routing, sum_up: ``ops.moe.routed_ffn``, ``ops.moe.route``, ``ops.moe.gather_sum``.
         activation, top_k, scoring, renormalise, scale: as of ``moe.routed_ffn``.
         group: the ranks; all of them by default.
         chunks: in how many parts tokens travel; the same on every rank.
@@ -59,35 +70,28 @@ def expert_parallel_ffn(
     """
     if chunks < 1:
         raise ArgumentError("unusable chunks", f"of {WHOM}", str(chunks), "at least 1")
-    weights, ids = route.meaning(
-        backend_of(logits), logits.float(), bias, top_k=top_k, scoring=scoring, renormalise=renormalise, scale=scale
-    )
+    weights, ids = routing(logits, bias, top_k=top_k, scoring=scoring, renormalise=renormalise, scale=scale)
     differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (x, logits, gate_up, down))
-    parts = ids.tensor_split(chunks)
-    plan = _Plan.agree(parts, logits.shape[1], gate_up.shape[0], differentiable, group)
+    # rows in the order of chunks, and of experts within one
+    keys = ids if chunks == 1 else ids + _chunk_of(x.shape[0], chunks, ids.device) * logits.shape[1]
+    narrow = torch.int16 if chunks * logits.shape[1] < 2**15 else torch.int64  # sorted in fewer steps
+    sorted_keys, order = keys.reshape(-1).to(narrow).sort(stable=True)
+    plan = _Plan.agree(sorted_keys, chunks, logits.shape[1], gate_up.shape[0], differentiable, group)
     tie = torch.zeros((), device=x.device, requires_grad=plan.differentiable)
-    compute = _of_own(gate_up, down, ffn, activation)
-    places = [_places(part) for part in parts]
-    going = [
-        Journey(Spread.apply(rows, at), tie, Transfer(plan.sent(i), plan.received(i), group))
-        for i, (rows, at) in enumerate(zip(x.tensor_split(chunks), places, strict=True))
-    ]
+    compute, ordered = _of_own(gate_up, down, ffn, activation), Order(order, top_k)
+    rows = Spread.apply(x, ordered, sum_up).split([sum(plan.sent(i)) for i in range(chunks)])
+    going = [Journey(part, tie, Transfer(plan.sent(i), plan.received(i), group)) for i, part in enumerate(rows)]
     coming = [
         Journey(compute(journey.end(), plan.ids(i)), tie, Transfer(plan.received(i), plan.sent(i), group))
         for i, journey in enumerate(going)
     ]
-    return torch.cat([
-        Combine.apply(journey.end(), at, weight)
-        for journey, at, weight in zip(coming, places, weights.tensor_split(chunks), strict=True)
-    ])  # fmt: skip
+    results = [journey.end() for journey in coming]
+    return Combine.apply(results[0] if chunks == 1 else torch.cat(results), weights, ordered, sum_up)
 
 
-def _places(ids: torch.Tensor) -> torch.Tensor:
-    """[M k]: which row each choice of each token is, in the order of experts, and of tokens within one."""
-    order = ids.reshape(-1).argsort(stable=True)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(order.numel(), device=order.device)
-    return places.reshape(ids.shape)
+def _chunk_of(tokens: int, chunks: int, device: torch.device) -> torch.Tensor:
+    """[M 1]: the chunk that each token goes in."""
+    return (torch.arange(tokens, device=device) * chunks // max(tokens, 1)).unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -110,17 +114,26 @@ class _Plan:
 
     @classmethod
     def agree(
-        cls, parts: Sequence[torch.Tensor], count: int, own: int, differentiable: bool, group: dist.ProcessGroup | None
-    ) -> _Plan:
-        """Asks all ranks, and waits for their answer. ``count``: logits of a token; ``own``: experts of this rank."""
-        device, ranks = parts[0].device, dist.get_world_size(group)
-        rows = [torch.zeros(count, dtype=torch.int64, device=device) for _ in parts]
-        for total, part in zip(rows, parts, strict=True):
-            total.scatter_add_(0, part.reshape(-1), torch.ones_like(part).reshape(-1))
-        told = torch.cat([torch.tensor([own, differentiable], device=device), *rows])
-        answers = [torch.empty_like(told) for _ in range(ranks)]
-        dist.all_gather(answers, told, group=group)
-        on_device = torch.stack(answers)
+        cls, keys: torch.Tensor, chunks: int, count: int, own: int, differentiable: bool,
+        group: dist.ProcessGroup | None,
+    ) -> _Plan:  # fmt: skip
+        """Asks all ranks, and waits for their answer.
+
+        Args:
+            keys: chunk · count + expert of each row, in order.
+            count: logits of a token.
+            own: experts of this rank.
+            differentiable: whether this rank wants gradients.
+            group: the ranks.
+        """
+        device, ranks = keys.device, dist.get_world_size(group)
+        every = torch.arange(chunks * count, device=device, dtype=keys.dtype)
+        told = torch.cat([
+            torch.tensor([own, differentiable], device=device), torch.searchsorted(keys, every, right=True),
+        ])  # fmt: skip
+        answers = told.new_empty(ranks * told.numel())
+        dist.all_gather_into_tensor(answers, told, group=group)
+        on_device = answers.view(ranks, -1)
         table = on_device.cpu()
         experts = [0, *accumulate(table[:, 0].tolist())]
         if experts[-1] != count:
@@ -128,7 +141,9 @@ class _Plan:
                 "experts are missing", f"of {WHOM}", f"{experts[-1]} on all ranks, logits of {count}",
                 "a logit for each expert",
             )  # fmt: skip
-        on_host, on_device = (t[:, 2:].reshape(ranks, len(parts), count) for t in (table, on_device))
+        on_host, on_device = (
+            torch.diff(t[:, 2:], prepend=t.new_zeros((ranks, 1))).view(ranks, chunks, count) for t in (table, on_device)
+        )
         return cls(dist.get_rank(group), experts, on_host, on_device, bool(table[:, 1].any()))
 
     def sent(self, chunk: int) -> list[int]:
