@@ -91,7 +91,7 @@ def unmeasured(plan: Plan, catalog: Catalog, known: Callable[[str], Collection[s
 
 def measured(sites: Sequence[Site], bench: Bench, catalog: Catalog, tuned: Tuning | None) -> Iterator[GainRow]:
     """A row of each site: our kernel and the peers of ``bench``, once all are held against float64. What cannot be
-    measured has a row without competitors: nobody asks for it again."""
+    measured has a row without competitors: nobody asks for it again; what lacked memory has none."""
     for site in sites:
         try:
             subject = Subject.of(
@@ -99,26 +99,30 @@ def measured(sites: Sequence[Site], bench: Bench, catalog: Catalog, tuned: Tunin
             ).asking(site.asked)
         except FusionregError:
             continue
-        if subject.chosen is not None:
-            yield _row(subject, bench)
+        if subject.chosen is not None and (row := _row(subject, bench)) is not None:
+            yield row
         if bench.lost():
             return
 
 
-def _row(subject: Subject, bench: Bench) -> GainRow:
+def _row(subject: Subject, bench: Bench) -> GainRow | None:
     assert subject.chosen is not None
     kernel, traffic = subject.chosen.kernel, subject.traffic
     size = traffic.read + traffic.written
     if size > WARM:
         subject = subject.cold()
     times: Mapping[str, float] = {}
+    reasons: list[str] = []
     try:
         with bench.prepare(subject) as prepared:
             entrants = [e for e in prepared.entrants if not e.ours or e.name == kernel.name]
             columns, _ = compete(entrants, kernel.name)
             times = {c.name: c.time.median for c in columns if c.time and not c.computes}
-    except (FusionregError, RuntimeError, MemoryError):
-        pass
+            reasons += [c.reason for c in columns]
+    except (FusionregError, RuntimeError, MemoryError) as error:
+        reasons.append(str(error))
+    if any("out of memory" in reason for reason in reasons):
+        return None
     own = times.get(kernel.name)
     peers = {k: ms for k, ms in times.items() if k != kernel.name} if own is not None else {}
     return GainRow(

@@ -30,12 +30,12 @@ class FakeBench:
     target, multiprocessors, environment = "sm_90a", 132, FrozenDict(gpu="Fake GPU")
 
     def __init__(self, error=0.0):
-        self.error, self.fail, self.log = error, set(), []
+        self.error, self.fail, self.log, self.wrong = error, set(), [], "an illegal address"
 
     @contextmanager
     def prepare(self, subject):
         if subject.workload.name in self.fail:
-            raise RuntimeError("out of memory")
+            raise RuntimeError(self.wrong)
         self.log.append(subject.workload.mode)
         ours = self.entrant("plain", 1.0, Check(self.error, 0.5), ours=True)
         yield Prepared((ours, self.entrant("eager", 2.0, Check(0.0, 0.5))))
@@ -103,6 +103,8 @@ def test_rows_of_sites_are_kept_and_come_before_the_like(catalog, tmp_path):
     assert gains(match(m=70), EAGER, size(70, 256)).ratio == 2.0, "the nearest of the like"
     assert gains(match(), INDUCTOR, size(64, 256)) is None
     assert set(gains.known("acme.add_relu")) == {s.workload.name for s in sites}, "what failed is not tried again"
+    bench.wrong = "CUDA out of memory. Tried to allocate 2 GiB"
+    assert len(list(measured(sites, bench, catalog, None))) == 2, "what there was no room for is"
 
 
 def test_a_kernel_that_differs_is_no_measurement(catalog):
