@@ -99,7 +99,8 @@ def _grouped(split: bool) -> KernelSpec:
         params={"BM": (16, 32), "SPLIT": (4, 2, 8) if split else (1,)},
         valid=("BM * R <= 2048",),
         constants={
-            "THREADS": "256", "PITCH": "8 if R == 8 else R + 8", "AHEAD": "4 if R <= 32 else 64 // R + 1",
+            "THREADS": "256", "PITCH": "8 if R == 8 else R + 8",
+            "AHEAD": "max(1, (64 if R <= 32 else 32) // max(R, 16) * 16 // BM)",
             "BYTES": "4 * BM * ((THREADS // 32 + 1) * PITCH + (SPLIT * R if SPLIT > 1 else 0))",
         },
         grid=f"SPLIT * min({groups}, max(1, 2 * multiprocessors // SPLIT))",
