@@ -142,7 +142,9 @@ def _gradients(mask: str) -> tuple[Tolerance, ...]:
     reason = "dy v^T less the sum of dy y may cancel; weights have the absolute error of scores as relative one"
     if mask:
         reason += ", which round once more where a mask is added"
-    return tuple(Tolerance(dtype=t, ulp=2.0, inputs=4.0 if mask and t == "float32" else 2.0, reason=reason) for t in _FLOATS)
+    wide = 4.0 if mask else 2.0
+    return tuple(Tolerance(dtype=t, ulp=2.0, inputs=wide if t == "float32" else 2.0, reason=reason) for t in _FLOATS)
+
 
 #: A mask that has a gradient: what is added to scores, along each axis one number or as many as there are.
 BIAS = "T[MB MH MQ K]"
