@@ -64,6 +64,7 @@ def test_maps_are_moved_where_that_saves_more(
         assert mine.stride() == other.stride()
     assert fused(reports) == ["conv.conv_bn_relu"] * 2 and not fused(reports, "inference"), "moving is no part of them"
     assert called(registry) == [last, last]
+    assert reports[0].moved == 2 * last and ("moved to channels last: 2 inputs" in str(reports[0])) == last
 
 
 def test_training_with_channels_last(compiled: Any, reports: Any, preferring: Any) -> None:

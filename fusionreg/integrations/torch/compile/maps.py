@@ -49,21 +49,24 @@ def seconds(moved: Mapping[int, torch.Tensor]) -> float:
     return sum(COPY + 2 * v.numel() * v.element_size() / COPIED for v in moved.values())
 
 
-def move(made: torch.fx.GraphModule, moved: Mapping[int, torch.Tensor], segment: torch.fx.GraphModule) -> None:
-    """Has ``made``, which takes the place of ``segment``, move its inputs by itself; results lie as they did there.
+def move(made: torch.fx.GraphModule, moved: Mapping[int, torch.Tensor], segment: torch.fx.GraphModule) -> int:
+    """Has ``made``, which takes the place of ``segment``, move its inputs by itself: how many it reads. Results lie as
+    they did there.
 
     :class:`ModelError` for a result that lay in another way than a contiguous call can give.
     """
     graph = made.graph
     places = graph.find_nodes(op="placeholder")
+    used = [i for i in moved if places[i].users]
     with graph.inserting_after(places[-1]):
-        for i in (i for i in moved if places[i].users):
+        for i in used:
             laid = graph.call_function(_ATEN.contiguous.default, (places[i],), {"memory_format": _LAST})
             places[i].replace_all_uses_with(laid, partial(_reads, places[i], laid))
     (end,), (before,) = graph.find_nodes(op="output"), segment.graph.find_nodes(op="output")
     with graph.inserting_before(end):
         end.args = (tuple(_as_before(graph, n, b) for n, b in zip(end.args[0], before.args[0], strict=True)),)
     made.recompile()
+    return len(used)
 
 
 def _reads(place: torch.fx.Node, laid: torch.fx.Node, user: torch.fx.Node) -> bool:

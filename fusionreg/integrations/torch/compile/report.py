@@ -64,6 +64,7 @@ class Report:
             or ``inference``.
         seconds: that all this took.
         plans: digests of the plans of its parts: equal on every rank that compiles the same graph.
+        moved: how many of its inputs are moved to channels last first.
     """
 
     fused: tuple[FusedSite, ...] = ()
@@ -74,6 +75,7 @@ class Report:
     seconds: float = 0.0
     stage: str = "captured"
     plans: tuple[str, ...] = ()
+    moved: int = 0
 
     @classmethod
     def joined(cls, reports: Iterable[Report], policy: str, seconds: float, stage: str = "captured") -> Report:
@@ -88,6 +90,7 @@ class Report:
             seconds,
             stage,
             tuple(p for r in parts for p in r.plans),
+            sum(r.moved for r in parts),
         )
 
     @property
@@ -105,6 +108,8 @@ class Report:
         for title, items in (("fused", self.fused), ("not fused", self.lost)):
             for item in items:
                 yield f"  {title}: {item}"
+        if self.moved:
+            yield f"  moved to channels last: {self.moved} inputs"
         for text in self.refused:
             yield f"  left as it was: {text}"
         if self.opaque:

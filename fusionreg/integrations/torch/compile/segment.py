@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,7 +107,7 @@ class Fuser:
             other = self._planned(self._read(to_aten(segment, given), device), given)
             price = 0.0 if self.options.inner == "inductor" else maps.seconds(moved)  # Inductor would move them, too
             if other.saves - price > plan.saves and (made := self._woven(other)) is not None:
-                maps.move(made, moved, segment)
+                self.reports[-1] = replace(self.reports[-1], moved=maps.move(made, moved, segment))
                 return made
         return self._woven(plan)
 
