@@ -85,8 +85,8 @@ def test_products_are_added_in_one_order(torch, kernel):
 
 @pytest.mark.parametrize("kernel", ["wgmma", "tensor_core"])
 def test_gradients_of_routed_experts(torch, kernel):
-    """At the size of a layer, one expert without tokens: no further from float64 than bfloat16 between the products, and
-    the same bits each time."""
+    """At the size of a layer, one expert without tokens: no further from float64 than bfloat16 between the products,
+    and the same bits each time."""
     tokens, width, hidden, experts, k = 900, 1024, 768, 7, 2
     dy, x = (torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     logits = torch.randn(tokens, experts, device="cuda")
