@@ -31,10 +31,13 @@ def _shared(s: Site, x: Any, queries: int, keys: int) -> Any:
     return x.repeat_interleave(group, 1) if group > 1 else x
 
 
-def _scores(s: Site, first: int) -> Any:
-    """In float32; ``first``: the operand that is q, k being the next one."""
+def _scores(s: Site, first: int, mask: int) -> Any:
+    """In float32; ``first``: the operand that is q, k being the next one; ``mask``: the one that is the mask."""
     q, k = s.args[first].float(), _shared(s, s.args[first + 1].float(), first, first + 1)
     scores = q @ k.mT * _scale(s, first)
+    if s.given(mask):
+        masked = s.dtype(mask) == torch.bool
+        scores = scores.masked_fill(~s.args[mask], -math.inf) if masked else scores + s.args[mask].float()
     if not s.attributes["is_causal"]:
         return scores
     shape = (s.extents(first)[2], s.extents(first + 1)[2])
@@ -52,8 +55,6 @@ def _attention(s: Site) -> Any:
         raise unwritten(s.node, "a cache, packed heads or further outputs")
     _check(s)
     mask, causal = (s.args[3] if s.given(3) else None), bool(s.attributes["is_causal"])
-    if statistics and mask is not None:
-        raise unwritten(s.node, "a mask beside the log-sum-exp")
     if mask is not None and causal:  # torch takes one of them
         later = torch.triu(s.args[0].new_ones((s.extents(0)[2], s.extents(1)[2]), dtype=torch.bool), 1)
         mask = mask & ~later if s.dtype(3) == torch.bool else mask.masked_fill(later, -torch.inf)
@@ -69,16 +70,14 @@ def _attention(s: Site) -> Any:
         scale=s.attributes["scale"],
         enable_gqa=s.extents(0)[1] != s.extents(1)[1],
     )
-    return (y, s.args[1], s.args[2], None, _scores(s, 0).logsumexp(-1)) if statistics else y
+    return (y, s.args[1], s.args[2], None, _scores(s, 0, 3).logsumexp(-1)) if statistics else y
 
 
 def _attention_grad(s: Site) -> Any:
     _check(s)
-    if s.given(6):
-        raise unwritten(s.node, "a mask")
     dy, q, y = (s.args[i].float() for i in (0, 1, 4))
     k, v = (_shared(s, s.args[i].float(), 1, i) for i in (2, 3))
-    p = torch.exp(torch.clamp(_scores(s, 1) - s.args[5].unsqueeze(-1), max=0.0))
+    p = torch.exp(torch.clamp(_scores(s, 1, 6) - s.args[5].unsqueeze(-1), max=0.0))
     r = p * (dy @ v.mT - (dy * y).sum(-1, keepdim=True))
     shared, group = s.extents(2)[1], s.extents(1)[1] // max(s.extents(2)[1], 1)
 
@@ -87,6 +86,8 @@ def _attention_grad(s: Site) -> Any:
 
     scale = _scale(s, 1)
     found = ((r @ k) * scale, summed(r.mT @ q) * scale, summed(p.mT @ dy))
+    if s.outputs == 4:  # of what is added to scores
+        return *(x.to(s.dtype(i)) for i, x in enumerate(found, 1)), r.sum_to_size(s.extents(6)).to(s.dtype(6))
     return tuple(x.to(s.dtype(i)) for i, x in enumerate(found, 1))
 
 
