@@ -18,6 +18,7 @@ GEMV, GROUPED, SELECT, SCATTER = (
     f"moe.{words}" for words in ("expert_gemv", "grouped_gemm", "index_select_gemm", "gemm_scatter_add")
 )
 FFN, EXPERTS = "moe.routed_ffn", "moe.expert_ffn"
+ROUTE = "moe.route"
 E, K, D, I = 4, 2, 32, 48
 
 
@@ -294,4 +295,4 @@ def test_a_layer_as_onnx_has_it(registry, largest):
     inputs = {"x": (6, D), "logits": (6, E), "gate_up": (E, 2 * I, D), "down": (E, D, I)}
     proto = model(nodes, inputs, ["y"], {n: np.array(v) for n, v in constants.items()})
     names = sorted(m.fusion for m in registry.match(proto).matches)
-    assert names == ([EXPERTS, FFN] if largest else [EXPERTS])
+    assert names == ([EXPERTS, ROUTE, FFN] if largest else [EXPERTS])
