@@ -156,7 +156,7 @@ def _replacement(view: View, compiled: Compiled, i: int, found: Bindings, names:
         if new.dtype != old.dtype or not _same_shape(new, old) or old.name in graph.output_names:
             return None if found.root.op == "Identity" else _identity(found, gone, new, old)
         return Replacement(tuple(n.name for n in gone), renames=FrozenDict({old.name: new.name}))
-    return _Emitter(graph, compiled.ops, site, derived, names).build(template, gone, old)
+    return Emitter(graph, compiled.ops, site, derived, names).build(template, gone, old)
 
 
 def _written(view: View, *names: str) -> bool:
@@ -183,7 +183,7 @@ def _same_shape(new: Value, old: Value) -> bool:
     )
 
 
-class _Emitter:
+class Emitter:
     """Writes a replacement's nodes for one site."""
 
     def __init__(self, graph: Graph, ops: Vocabulary, site: Site, derived: Mapping[str, Any], names: Names) -> None:

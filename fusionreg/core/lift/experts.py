@@ -56,7 +56,7 @@ _LENGTHS = (
 _SUM = "ReduceSum(Reshape(Gather(z, back), shape), along, keepdims=0)"
 _ROUNDED = (("d", f"y = {_SUM}"), ('Cast(d, to="float32")', f"y = Cast({_SUM}, to=kind)"))
 
-_PRODUCTS = """
+PRODUCTS = """
 h = fusionreg.RoutedMatMul(Unsqueeze(x, one_), gate_up, ids, trans=1)
 g, u = Split(h, axis=-1, num_outputs=2)
 d = fusionreg.RoutedMatMul(Mul({activated}, u), down, ids, trans=1)
@@ -206,7 +206,7 @@ RULES: tuple[Rule, ...] = (
         Rule(
             "sorted_experts",
             _LAYER.format(activated=activation.format("g"), sorted=sorting, places=places, wide=wide, end=end),
-            _PRODUCTS.format(activated=activation.format("g")),
+            PRODUCTS.format(activated=activation.format("g")),
             (_kind,),
             _axes,
         )
@@ -216,7 +216,7 @@ RULES: tuple[Rule, ...] = (
         Rule(
             "batched_experts",
             _BATCHED.format(activated=activation.format("g"), wide=wide, end=end.replace("Gather(z, back)", "z")),
-            _PRODUCTS.format(activated=activation.format("g")),
+            PRODUCTS.format(activated=activation.format("g")),
             (_kind,),
             _axes,
         )

@@ -1,0 +1,99 @@
+"""Loops over experts, unrolled by torch.export, are lifted to a layer of stacked matrices; near misses are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from exported import OPS, agree
+from torch import nn
+
+from fusionreg.core.evaluate.evaluator import evaluate
+from fusionreg.core.lift import lift
+from fusionreg.integrations.torch import export, import_exported
+from fusionreg.integrations.torch.module import ExportedCallable
+
+E, K, D, I, M = 3, 2, 16, 24, 6
+
+
+class Expert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(D, I, bias=False), nn.Linear(D, I, bias=False)
+        self.w2 = nn.Linear(I, D, bias=False)
+
+    def forward(self, x):
+        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+
+
+class Stacked(nn.Module):
+    """The same as rows of stacked matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_up, self.down = nn.Parameter(0.3 * torch.randn(2 * I, D)), nn.Parameter(0.3 * torch.randn(D, I))
+
+    def forward(self, x):
+        gate, up = nn.functional.linear(x, self.gate_up).chunk(2, dim=-1)
+        return nn.functional.linear(nn.functional.silu(gate) * up, self.down)
+
+
+class Loop(nn.Module):
+    """Mixtral's block before its matrices were stacked; Qwen's and DeepSeek's differ in how rows are taken."""
+
+    def __init__(self, expert=Expert, experts=range(E), wide=False, rows=None, start=torch.zeros_like):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate = nn.Linear(D, E, bias=False)
+        self.experts = nn.ModuleList(expert() for _ in range(E))
+        self.turns, self.wide, self.start = experts, wide, start
+        self.rows = rows or (lambda x, token: x[token])
+
+    def forward(self, x):
+        weights, ids = torch.topk(self.gate(x).softmax(1, dtype=torch.float), K, dim=-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights if self.wide else weights.to(x.dtype)
+        y = self.start(x)
+        mask = nn.functional.one_hot(ids, num_classes=E).permute(2, 1, 0)
+        for e in self.turns:
+            rank, token = torch.where(mask[e])
+            h = self.experts[e](self.rows(x, token)) * weights[token, rank, None]
+            y = y.index_add(0, token, h.to(x.dtype))
+        return y
+
+
+def lifted(module, dtype=torch.float32):
+    x = torch.randn(M, D).to(dtype)
+    module = module.to(dtype).eval()
+    with torch.no_grad():
+        imported = import_exported(export(module, (x,), None, None))
+        graph = lift(imported.graph, OPS)
+        return module, x, graph, ExportedCallable(imported, lambda given: evaluate(graph, given, ops=OPS))
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"rows": lambda x, token: x[None, token].reshape(-1, D)}, torch.float32),
+        ({"expert": Stacked}, torch.float32),
+        ({"wide": True}, torch.bfloat16),
+        ({"experts": (2, 0, 1)}, torch.bfloat16),
+    ],
+    ids=["modules", "stacked", "float32 weights", "another order"],
+)
+def test_loops(options, dtype) -> None:
+    module, x, graph, run = lifted(Loop(**options), dtype)
+    found = [n.op for n in graph.nodes]
+    assert found.count("fusionreg::RoutedMatMul") == 2 and "fusionreg::Route" in found and "NonZero" not in found
+    with torch.no_grad():
+        agree(run(x), module(x), 1e-5 if dtype is torch.float32 else 0.03)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"experts": (0, 2)}, {"experts": (0, 1, 2, 1)}, {"start": torch.ones_like}],
+    ids=["one is missing", "one comes twice", "onto something"],
+)
+def test_near_misses(options) -> None:
+    _, _, graph, _ = lifted(Loop(**options))
+    found = {n.op for n in graph.nodes}
+    assert "fusionreg::RoutedMatMul" not in found and "NonZero" in found
