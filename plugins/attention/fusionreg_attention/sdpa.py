@@ -17,7 +17,7 @@ from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, Toler
 
 from .sdpa_backward_kernels import gradient_kernels
 from .sdpa_kernels import kernels
-from .sdpa_workloads import GRADIENT_WORKLOADS, WORKLOADS
+from .sdpa_workloads import BIAS_WORKLOADS, GRADIENT_WORKLOADS, MASKED_WORKLOADS, WORKLOADS
 
 #: As the operator names them.
 _ATTRIBUTES = {
@@ -255,20 +255,20 @@ FUSIONS: tuple[FusionSpec, ...] = (
     ),
     _forward(
         "sdpa_masked_training", "attention with a mask that is differentiable; the mask itself is a constant",
-        mask="mask", statistics=True, cases=_MASK_TRAINING_CASES, attributes=_MILD,
+        mask="mask", statistics=True, cases=_MASK_TRAINING_CASES, attributes=_MILD, workloads=MASKED_WORKLOADS,
         backward=Backward(fusion="attention.sdpa_masked_backward"),
     ),
     _backward(
         "sdpa_masked_backward", "gradients of attention with a mask", mask="mask", queries=8,
-        cases=_MASK_GRADIENT_CASES, attributes=_MILD,
+        cases=_MASK_GRADIENT_CASES, attributes=_MILD, workloads=MASKED_WORKLOADS,
     ),
     _forward(
         "sdpa_position_bias_training", "attention with a mask that is added and differentiable, too: a position bias",
-        mask="bias", statistics=True, cases=_BIAS_TRAINING_CASES, attributes=_MILD,
+        mask="bias", statistics=True, cases=_BIAS_TRAINING_CASES, attributes=_MILD, workloads=BIAS_WORKLOADS,
         backward=Backward(fusion="attention.sdpa_position_bias_backward"),
     ),
     _backward(
         "sdpa_position_bias_backward", "gradients of attention with a position bias, that of the bias among them",
-        mask="bias", queries=12, cases=_BIAS_GRADIENT_CASES, attributes=_MILD,
+        mask="bias", queries=12, cases=_BIAS_GRADIENT_CASES, attributes=_MILD, workloads=BIAS_WORKLOADS,
     ),
 )  # fmt: skip

@@ -28,6 +28,23 @@ def _decoding(batch: int, length: int) -> Workload:
     )
 
 
+def _encoding(batch: int, heads: int, length: int, summary: str, bias: bool) -> Workload:
+    mask = {"MB": 1, "MH": heads, "MQ": length} if bias else {}
+    return Workload(
+        name=f"{'bias' if bias else 'padding'}-{batch}x{heads}x{length}x64",
+        row="S12 more",
+        axes={"B": batch, "H": heads, "G": heads, "Q": length, "K": length, "D": 64, "E": 64, **mask},
+        dtypes={"T": "bfloat16"} if bias else {"T": "bfloat16", "P": "bool"},
+        attributes={"scaling": "usual"},
+        forms={} if bias else {"mask": "P[B 1 1 K]"},
+        summary=summary,
+    )
+
+
+#: Of the fusions with a mask that is a constant, and of those whose mask is trained.
+MASKED_WORKLOADS = (_encoding(16, 12, 512, "a layer of an encoder whose sentences are padded", bias=False),)
+BIAS_WORKLOADS = (_encoding(8, 12, 512, "a layer of an encoder with a bias for each head and distance", bias=True),)
+
 WORKLOADS = (
     _decoding(16, 8192),
     _decoding(1, 32768),
