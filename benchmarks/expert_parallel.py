@@ -240,16 +240,18 @@ def work(index: int, options: argparse.Namespace, store: str) -> None:
                 print(json.dumps(row), flush=True)
             Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
 
-    for model in SMALL if options.small else MODELS:
+    models = SMALL if options.small else MODELS
+    for model in models:
         layer = Layer(rank, model)
         tell("values", check(layer))
         for tokens in SMALL_TOKENS if options.small else TOKENS:
             if rank.late():
                 break
             tell("times", [measure(layer, tokens)])
-        if options.gradients:
-            tell("gradients", [gradients(layer)])
         del layer
+    if options.gradients:
+        for model in models:
+            tell("gradients", [gradients(Layer(rank, model))])
     dist.destroy_process_group()
 
 
