@@ -83,8 +83,11 @@ def _channels_last(strides: Sequence[int]) -> bool:
 
 def unmeasured(plan: Plan, catalog: Catalog, known: Callable[[str], Collection[str]]) -> tuple[Site, ...]:
     """What a plan rests on and nobody has measured on this machine: its sites, and those that only a measurement could
-    let in. ``known``: fusion → names of the workloads that there are rows of."""
-    matches = [*plan.chosen, *(x.match for x in plan.losers if x.reason == UNSURE)]
+    let in, the largest first: parts of them wait for the next plan. ``known``: fusion → names of the workloads that
+    there are rows of."""
+    unsure = [x.match for x in plan.losers if x.reason == UNSURE]
+    sets = [frozenset(m.nodes) for m in (*plan.chosen, *unsure)]
+    matches = [*plan.chosen, *(m for m in unsure if not any(s > frozenset(m.nodes) for s in sets))]
     found = dict.fromkeys(s for m in matches if not m.captured and (s := site_of(catalog, m)) is not None)
     return tuple(s for s in found if s.workload.name not in known(s.fusion))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from tuning_kit import made
@@ -86,6 +87,11 @@ def test_what_a_plan_rests_on(catalog):
     found = unmeasured(plan(match(), match(), losers=losers), catalog, lambda fusion: ())
     assert [s.workload.axes["M"] for s in found] == [64, 3]
     assert unmeasured(plan(match()), catalog, lambda fusion: {found[0].workload.name}) == ()
+    parts = (Loser(replace(match(m=3), nodes=("a",)), UNSURE), Loser(match(m=4), UNSURE))
+    found = unmeasured(plan(losers=parts), catalog, lambda fusion: ())
+    assert [s.workload.axes["M"] for s in found] == [4], "a part of it waits"
+    found = unmeasured(plan(losers=parts[:1]), catalog, lambda fusion: ())
+    assert [s.workload.axes["M"] for s in found] == [3]
 
 
 def test_rows_of_sites_are_kept_and_come_before_the_like(catalog, tmp_path):

@@ -78,7 +78,8 @@ class Fuser:
         if device is None or self.options.policy == "off" or (device.type == "cpu" and self.options.device != "sim"):
             return module
         with torch.no_grad():
-            made = self._guarded(lambda: self._woven(self._planned(read(module, "graph"), values)))
+            measure = self.options.measure
+            made = self._guarded(lambda: self._woven(self._planned(read(module, "graph"), values, measure)))
         return module if made is None else dressed(made, module)
 
     def _guarded(self, rewrite: Callable[[], torch.fx.GraphModule | None]) -> torch.fx.GraphModule | None:
@@ -101,10 +102,10 @@ class Fuser:
         """The segment as the plan has it that saves most: of its maps as they lie, or with channels last."""
         module = to_aten(segment, values)
         moved = maps.movable(module, values)
-        plan = self._planned(self._read(module, device), values)
+        plan = self._planned(self._read(module, device), values, self.options.measure and not moved)
         if moved:
             given = [moved.get(i, v) for i, v in enumerate(values)]
-            other = self._planned(self._read(to_aten(segment, given), device), given)
+            other = self._planned(self._read(to_aten(segment, given), device), given, self.options.measure)
             price = 0.0 if self.options.inner == "inductor" else maps.seconds(moved)  # Inductor would move them, too
             if other.saves - price > plan.saves and (made := self._woven(other)) is not None:
                 self.reports[-1] = replace(self.reports[-1], moved=maps.move(made, moved, segment))
@@ -115,7 +116,7 @@ class Fuser:
         autocast.spell_out(module, device.type)
         return read(module, "graph")
 
-    def _planned(self, traced: Traced, values: Sequence[Any]) -> _Planned:
+    def _planned(self, traced: Traced, values: Sequence[Any], measure: bool) -> _Planned:
         lowered = lower(traced, self.operators, torch.is_grad_enabled(), self.options.policy != "conservative")
         gradients = Gradients(traced, lowered, self.operators, values)
         reach, extents = Reach(traced, lowered), Extents(traced)
@@ -130,7 +131,7 @@ class Fuser:
             )  # fmt: skip
 
         plan = planned()
-        for _ in range(_TURNS if self.options.measure else 0):
+        for _ in range(_TURNS if measure else 0):
             if not self._measured(plan, reach.place):
                 break
             plan = planned()
