@@ -36,23 +36,41 @@ at = Concat(Unsqueeze(Add(t, none), one), Unsqueeze(Add(r, none), one), axis=1)
 share = GatherND(Unsqueeze(weights, last_too), at)
 y = {scattered}
 """
+#: The same as torch.onnx writes it.
+_TURN_ONNX = """
+mask = Transpose(Cast(Equal(Unsqueeze(ids, last), bins), to="int64"), perm=(2, 1, 0))
+set = Transpose(NonZero(Gather(mask, number)), perm=(1, 0))
+rank = Gather(set, first, axis=1)
+token = Unsqueeze(Gather(set, second, axis=1), one)
+rows = {rows}
+{products}
+share = GatherND(Unsqueeze(weights, last_too), Concat(token, Unsqueeze(rank, one), axis=-1))
+y = {scattered}
+"""
 _ROWS = ("Gather(x, token)", "Reshape(Gather(Unsqueeze(x, zeros), token, axis=1), shape)")
+_ROWS_ONNX = (
+    "GatherND(x, token)",
+    "Reshape(Transpose(GatherND(Transpose(Unsqueeze(x, zeros), perm=(1, 0, 2)), token), perm=(1, 0, 2)), shape)",
+)
 _EXPERTS = (
     "d = MatMul(Mul({}, MatMul(rows, up, transB=1)), down, transB=1)",
     "h = MatMul(rows, gate_up, transB=1)\ng, u = Split(h, halves, axis=1)\nd = MatMul(Mul({}, u), down, transB=1)",
+    "h = MatMul(rows, gate_up, transB=1)\ng, u = Split(h, axis=1, num_outputs=2)\n"
+    "d = MatMul(Mul({}, u), down, transB=1)",
 )
-_GATES = ("MatMul(rows, gate, transB=1)", "g")
+_GATES = ("MatMul(rows, gate, transB=1)", "g", "g")
 _ADDED = (
-    'ScatterND(base, Unsqueeze(token, one), Mul(d, share), reduction="add")',
-    'ScatterND(base, Unsqueeze(token, one), Cast(Mul(Cast(d, to="float32"), share), to=kind), reduction="add")',
+    'ScatterND(base, {token}, Mul(d, share), reduction="add")',
+    'ScatterND(base, {token}, Cast(Mul(Cast(d, to="float32"), share), to=kind), reduction="add")',
 )
 _TURNS = tuple(
     (
         activation,
-        _TURN.format(rows=rows, products=experts.format(activation.format(gate)), scattered=added),
+        turn.format(rows=taken, products=experts.format(activation.format(gate)), scattered=added.format(token=token)),
     )
-    for activation, rows, (experts, gate), added in product(
-        ACTIVATIONS, _ROWS, zip(_EXPERTS, _GATES, strict=True), _ADDED
+    for turn, rows, token in ((_TURN, _ROWS, "Unsqueeze(token, one)"), (_TURN_ONNX, _ROWS_ONNX, "token"))
+    for activation, taken, (experts, gate), added in product(
+        ACTIVATIONS, rows, zip(_EXPERTS, _GATES, strict=True), _ADDED
     )
 )
 
@@ -132,7 +150,7 @@ def _stacked(view: View, turns: list[Site]) -> dict[str, Any] | None:
 def _usual(turn: Site) -> bool:
     """Whether constants are what the turn's text takes for granted."""
     wanted = {
-        "first": ((0,),), "second": ((1,),), "zero": ((0,),), "one": ((1,),), "last": ((2,), (-1,)),
+        "first": ((0,),), "second": ((1,),), "zero": ((0,),), "one": ((1,), (-1,)), "last": ((2,), (-1,)),
         "last_too": ((2,), (-1,)), "zeros": ((0,),),
     }  # fmt: skip
     given = all(turn.ints(n) in allowed for n, allowed in wanted.items() if n in turn.found.inputs)

@@ -191,7 +191,21 @@ def _kind(site: Site) -> bool:
     return "kind" not in site.found.attributes or site.attribute("kind") == site.value("x").dtype
 
 
+def _whole_rows(site: Site) -> bool:
+    """Whether an index of rows is repeated along all columns of base."""
+    base, updates, index = (site.shape(n) for n in ("base", "updates", "index"))
+    if base is None or updates is None or index is None or len(base) != 2 or len(updates) != 2 or len(index) != 1:
+        return False
+    return base[1] == updates[1] and site.ints("one") in ((1,), (-1,)) and site.shape("at") == updates
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "rows_added",
+        'at = Expand(Unsqueeze(index, one), shape)\ny = ScatterElements(base, at, updates, axis=0, reduction="add")',
+        'y = ScatterND(base, Unsqueeze(index, one), updates, reduction="add")',
+        (_whole_rows,),
+    ),
     *(
         Rule(
             "ends_of_sorted",

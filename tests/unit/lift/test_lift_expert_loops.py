@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from exported import OPS, agree
+from onnx import helper
+from onnx_models import model
 from torch import nn
 
+import fusionreg
 from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.lift import lift
 from fusionreg.integrations.torch import export, import_exported
@@ -97,3 +101,33 @@ def test_near_misses(options) -> None:
     _, _, graph, _ = lifted(Loop(**options))
     found = {n.op for n in graph.nodes}
     assert "fusionreg::RoutedMatMul" not in found and "NonZero" in found
+
+
+@pytest.mark.parametrize("expert", [Expert, Stacked])
+def test_loops_as_torch_exports_them_to_onnx(expert) -> None:
+    module, x = Loop(expert=expert).eval(), torch.randn(M, D)
+    with torch.no_grad():
+        proto = torch.onnx.export(module, (x,), dynamo=True, verbose=False).model_proto
+        graph = fusionreg.load_registry(allow=("moe",), device="sim").graph(proto)
+        assert [n.op for n in graph.nodes].count("fusionreg::RoutedMatMul") == 2
+        (y,) = evaluate(graph, {graph.inputs[0]: x.numpy()}, ops=OPS).values()
+        torch.testing.assert_close(torch.from_numpy(y), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_added_element_by_element() -> None:
+    """As ONNX writes index_add without ScatterND: an index that is expanded along the columns."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["index", "one"], ["column"]),
+        helper.make_node("Expand", ["column", "shape"], ["at"]),
+        helper.make_node("ScatterElements", ["base", "at", "updates"], ["y"], axis=0, reduction="add"),
+    ]
+    constants = {"one": np.array([1]), "shape": np.array([4, D])}
+    inputs = {"base": (M, D), "index": ((4,), "int64"), "updates": (4, D)}
+    graph = fusionreg.load_registry(allow=("moe",), device="sim").graph(model(nodes, inputs, ["y"], constants))
+    assert [n.op for n in graph.nodes] == ["Unsqueeze", "ScatterND"]
+    rng = np.random.default_rng(0)
+    base, updates = rng.standard_normal((M, D)).astype("f"), rng.standard_normal((4, D)).astype("f")
+    index = np.array([2, -1, 2, 0])
+    (y,) = evaluate(graph, {"base": base, "index": index, "updates": updates}, ops=OPS).values()
+    np.add.at(base, index, updates)
+    np.testing.assert_allclose(y, base, rtol=1e-6)
