@@ -13,6 +13,11 @@ from fusionreg.core.registry.catalog import Catalog
 
 def awake(*kernels: str) -> Catalog:
     """The family's softmax fusions; ``kernels``: only those of their kernels. None is pending."""
+    return ready("softmax", *kernels)
+
+
+def ready(word: str, *kernels: str) -> Catalog:
+    """The same of fusions whose name has ``word``."""
     catalog = shipped("attention")
 
     def chosen(entry):
@@ -22,7 +27,7 @@ def awake(*kernels: str) -> Catalog:
             if not kernels or k.spec.name in kernels
         )
 
-    found = {n: replace(e, kernels=chosen(e)) for n, e in catalog.fusions.items() if "softmax" in n}
+    found = {n: replace(e, kernels=chosen(e)) for n, e in catalog.fusions.items() if word in n}
     return replace(catalog, fusions=FrozenDict(found))
 
 

@@ -248,6 +248,23 @@ def sdpa_masks() -> Built:
     return Fn(f), (q, k, v, keep, torch.randn(4, 6))
 
 
+@zoo
+def losses() -> Built:
+    """All that becomes a loss of classes by number."""
+
+    def f(x: Tensor, image: Tensor, t: Tensor, pixels: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        cross = F.cross_entropy
+        plain = [cross(x, t, reduction=how, ignore_index=3) for how in ("mean", "sum", "none")]
+        weighed = cross(x, t, weight=w), cross(image, pixels), cross(x[0], t[0]), cross(x[0], t[0], reduction="none")
+        logs = F.log_softmax(x, -1)
+        forward = torch.ops.aten.nll_loss_forward(logs, t, w, 1, 3)
+        return *plain, *weighed, F.nll_loss(logs, t), *forward
+
+    x, image = torch.randn(6, 5), torch.randn(2, 5, 3, 4)
+    t, pixels = torch.tensor([3, 1, 0, 4, 3, 2]), torch.randint(0, 5, (2, 3, 4))
+    return Fn(f), (x, image, t, pixels, torch.rand(5) + 0.5)
+
+
 # -- convolutional nets --------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from .peer_attention import WRITERS as ATTENTION
 from .peer_caches import WRITERS as CACHES
 from .peer_experts import WRITERS as EXPERTS
 from .peer_experts import grouped, is_grouped
+from .peer_losses import WRITERS as LOSSES
 from .peer_normalizations import WRITERS as NORMALIZATIONS
 from .peer_site import Site, unwritten
 from .schemas import torch_dtype
@@ -279,6 +280,7 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         **EXPERTS,
         **ATTENTION,
         **CACHES,
+        **LOSSES,
         "Max": _extremum(torch.maximum, torch.clamp_min), "Min": _extremum(torch.minimum, torch.clamp_max),
         "Sum": _folded(lambda a, b: a + b),
         "MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "MaxPool": _max_pool,

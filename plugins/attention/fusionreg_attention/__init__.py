@@ -1,6 +1,7 @@
 """The family ``attention``: softmax over masked scores, and attention without scores in memory.
 
-``softmax`` has fusions of scores that are in memory: scale, mask, causal, softmax, and their gradients; ``sdpa`` has
+``softmax`` has fusions of scores that are in memory: scale, mask, causal, softmax, and their gradients, and
+``cross_entropy`` of softmax and a loss; ``sdpa`` has
 attention as one operator, for which ``decode`` has kernels for few queries; ``rope`` rotates q and k by position and
 puts new keys into a cache.
 """
@@ -14,6 +15,7 @@ from fusionreg.core.spec import FusionSpec, KernelSpec, OpSpec
 from fusionreg.hookspecs import hookimpl
 
 from . import (
+    cross_entropy,
     cudnn_attention,
     cudnn_gradient,
     cudnn_kernels,
@@ -30,7 +32,8 @@ from . import (
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*softmax.FUSIONS, *log_softmax.FUSIONS, *sdpa.FUSIONS, *rope.FUSIONS, *rope_alone.FUSIONS, *qkv.FUSIONS)
+    families = (softmax, log_softmax, cross_entropy, sdpa, rope, rope_alone, qkv)
+    return tuple(fusion for family in families for fusion in family.FUSIONS)
 
 
 @hookimpl

@@ -110,6 +110,28 @@ def test_look_alikes(name, fusions):
     assert nodes == {"axis": 0, "temperature": 2}.get(name, 1)  # the scale of each head stays outside
 
 
+CROSS = torch.nn.functional.cross_entropy
+LOSSES = {
+    "mean": (lambda s, x, t: CROSS(x, t), "cross_entropy"),
+    "sum": (lambda s, x, t: CROSS(x, t, reduction="sum", ignore_index=2), "cross_entropy"),
+    "none": (lambda s, x, t: CROSS(x, t, reduction="none"), "cross_entropy_rows"),
+    "logs": (lambda s, x, t: torch.nn.functional.nll_loss(x.log_softmax(-1), t), "cross_entropy"),
+    "smoothed": (lambda s, x, t: CROSS(x, t, label_smoothing=0.1), ""),
+    "weighed": (lambda s, x, t: CROSS(x, t, weight=torch.arange(1.0, K + 1)), ""),
+    "probabilities": (lambda s, x, t: CROSS(x, torch.nn.functional.one_hot(t, K).float()), ""),
+    "other axis": (lambda s, x, t: torch.nn.functional.nll_loss(x.log_softmax(0), t), ""),
+    "logs read": (lambda s, x, t: torch.nn.functional.nll_loss(y := x.log_softmax(-1), t) + y.sum(), ""),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name):
+    function, fusion = LOSSES[name]
+    losses = Registry(kit.ready("cross_entropy"), device="sim")
+    found = losses.match(Scores(function), torch.randn(Q, K), torch.tensor([0, K - 1, 2] * Q)[:Q]).matches
+    assert [m.fusion for m in found] == ([f"attention.{fusion}"] if fusion else [])
+
+
 def test_a_mask_that_makes_more_of_the_scores(fusions):
     """One set of scores, a mask for each of two: the softmax alone."""
     module = Scores(lambda s, x, m: (x + m).softmax(-1))

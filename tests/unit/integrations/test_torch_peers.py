@@ -87,6 +87,17 @@ SINGLE = {
     "grad_leaky": one("fusionreg::LeakyReluGrad", A, A, alpha=0.3),
     "grad_swish_alpha": one("fusionreg::SwishGrad", A, A, alpha=1.5),
     "grad_log_softmax": one("fusionreg::LogSoftmaxGrad", A, A),
+    **{
+        f"{op.lower()}_{how}": one(op, A, constants={1: [5, 2, 0, 3]}, reduction=how, ignore_index=2)
+        for op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+        for how in ("none", "mean")
+    },
+    **{
+        f"grad_cross_entropy_{how}": one(
+            "fusionreg::SoftmaxCrossEntropyGrad", (4,) if how == "none" else (), A, constants={2: [5, 2, 0, 3]},
+            reduction=how, ignore_index=2)
+        for how in ("none", "sum", "mean")
+    },
     "grad_batch_norm": one("fusionreg::BatchNormalizationGrad", IMAGE, IMAGE, (4,), (4,), (4,), outputs=3),
     "batch_apply": one("fusionreg::BatchNormalizationApply", IMAGE, (4,), (4,), (4,), (4,)),
     **{

@@ -104,6 +104,28 @@ def test_softmax_gradients(name: str, function, axis: int) -> None:
     np.testing.assert_allclose(run(f"fusionreg::{name}", dy, y, axis=axis), want, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("ignored", [None, 2])
+@pytest.mark.parametrize("shape", [(6, 5), (3, 5, 2)])
+def test_cross_entropy_gradients(reduction: str, ignored: int | None, shape: tuple[int, ...]) -> None:
+    """Classes lie along axis 1."""
+    x, labels = RNG.standard_normal(shape), RNG.integers(0, 5, (shape[0], *shape[2:]))
+    labels[0] = 2
+    dy = RNG.standard_normal(labels.shape if reduction == "none" else ())
+    index = -100 if ignored is None else ignored
+
+    def loss(t):
+        return torch.nn.functional.cross_entropy(t, torch.from_numpy(labels), reduction=reduction, ignore_index=index)
+
+    attributes = {"reduction": reduction, "ignore_index": ignored}
+    got = run("fusionreg::SoftmaxCrossEntropyGrad", dy, x, labels, **attributes)
+    np.testing.assert_allclose(got, autograd(loss, x, dy=dy)[0], rtol=1e-10, atol=1e-13)
+    outside = np.where(labels == 2, labels, 9)
+    found = run("fusionreg::SoftmaxCrossEntropyGrad", dy, x, outside, **attributes)
+    gone = np.broadcast_to(np.expand_dims(outside == 9, 1), shape)
+    assert np.isnan(found[gone]).all() and np.isfinite(found[~gone]).all()
+
+
 @pytest.mark.parametrize(
     "attributes",
     [{}, {"is_causal": 1}, {"left_window_size": 1, "right_window_size": 2}, {"left_window_size": 0, "softcap": 0.7},

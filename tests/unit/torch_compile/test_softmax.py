@@ -87,3 +87,26 @@ def test_log_softmax_of_a_loss(scores, compiled, reports):
     torch.testing.assert_close(x.grad, twin.grad.float())
     assert fused(reports, "forward") == ["attention.log_softmax"]
     assert {f"attention.log_softmax{b}/rows" for b in ("", "_backward")} <= set(scores.runtime.kernels_used)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy(reduction, registry, compiled, reports):
+    """Forward and backward are kernels, and no probabilities are kept for it: scores and labels alone."""
+    catalog = kit.ready("cross_entropy")
+    kernels = Registry(catalog, device="sim")
+    x, label = torch.randn(6, 40, requires_grad=True), torch.tensor([3, 39, 0, 7, -100, 12])
+    twin, w = x.detach().double().requires_grad_(), torch.rand(6 if reduction == "none" else ())
+    want = torch.nn.functional.cross_entropy(twin, label, reduction=reduction)
+    want.backward(w.double())
+    step = compiled(lambda x: torch.nn.functional.cross_entropy(x, label, reduction=reduction), registry=kernels)
+    step(x)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        got = step(x)
+    got.backward(w)
+    torch.testing.assert_close(got, want.float())
+    torch.testing.assert_close(x.grad, twin.grad.float())
+    name = f"attention.cross_entropy{'_rows' if reduction == 'none' else ''}"
+    assert set(fused(reports)) == {name}
+    assert {f"{name}/block", f"{name}_backward/block"} <= set(kernels.runtime.kernels_used)
+    assert all(t.numel() <= 6 or t.data_ptr() == x.data_ptr() for t in saved)

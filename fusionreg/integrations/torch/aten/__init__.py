@@ -15,6 +15,7 @@ from . import (
     gradients,
     indexing,
     linear,
+    losses,
     movement,
     normalization,
     pointwise,
@@ -27,7 +28,7 @@ Emit = Callable[..., Any]
 
 _TOPICS = (
     pointwise, activations, linear, attention, convolution, normalization, reductions, shapes, movement, indexing,
-    creation, symbolic, gradients,
+    creation, symbolic, gradients, losses,
 )  # fmt: skip
 
 #: Overload → ``f(emitter, **arguments by schema name)``; the result is a value, or a tuple of values.
