@@ -115,7 +115,7 @@ def noticed(fusion: str, kernel: str, text: str, other: str, names: tuple[str, .
         ("masked", "wgmma", "n = 0, ++query_head", "n = 0", "two_key_heads"),
         ("position_bias", "tensor_core", "MB > 1 ? 1 : static_cast<int>(B)", "1", "bias_for_all_batches"),
         ("position_bias", "tensor_core", "load(n + 1, stage ^ 1);", "load(n + 1, stage);", "bias_for_all_batches"),
-        ("position_bias", "tensor_core", "total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);", "", "few_queries"),
+        ("position_bias", "tensor_core", "    total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);", "", "few_queries"),
         ("position_bias", "plain", "MH > 1 ? mh + 1 : H", "mh + 1", "bias_for_all_heads"),
     ],
 )  # fmt: skip
