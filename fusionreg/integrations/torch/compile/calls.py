@@ -20,6 +20,8 @@ from functorch.compile import make_boxed_func
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..operators.registration import CALL
+
 #: Where torch has functions of operators, and methods of tensors, for Python to call.
 _HOMES = (torch._C._VariableFunctions, torch._C.TensorBase, torch._C._nn)
 #: What would record gradients, and have the result of a view be one.
@@ -113,7 +115,7 @@ def _function(node: torch.fx.Node) -> Any:
     target: Any = node.target
     if type(target) is not torch._ops.OpOverload:
         return target
-    return getattr(target, "_fusionreg_call", None) or _short(node, target) or getattr(target, "_op", target)
+    return getattr(target, CALL, None) or _short(node, target) or getattr(target, "_op", target)
 
 
 def _short(node: torch.fx.Node, target: torch._ops.OpOverload) -> Any:

@@ -58,7 +58,7 @@ def kernel(
             turn through torch's dispatcher.
         entry: the fusion.
         gradients: how ``backward`` is called; None where the fusion names none.
-        backward: the operator of the backward fusion.
+        backward: what calls the operator of the backward fusion.
         chains: the gradients of its operators, for a fusion that names no backward fusion.
     """
     fusion, foreign, after = entry.name, ~_bits(_PLAIN), torch._C._after_autograd_keyset

@@ -39,6 +39,8 @@ _DEVICES = ("CPU", "CUDA")
 
 _VMAP_MODE = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)
 
+#: Attribute of an operator: what calls it without a turn through the dispatcher, where nothing would see to it there.
+CALL = "_fusionreg_call"
 #: The overload of an operator whose operands stay where they are.
 LAID = "laid"
 
@@ -172,10 +174,10 @@ class Operators:
         for key in _DEVICES:
             library.impl(name, on, key)
         library._register_fake(name, fake(entry))
-        backward = None if found is None else self[found.fusion]
+        backward = None if found is None else getattr(self[found.fusion], CALL)
         on_autograd, plain = autograd.kernel(op, run, entry, found, backward, self._chains(entry))
         op._fusionreg_plain = plain
-        op._fusionreg_call = direct(op, entry.inputs)
+        setattr(op, CALL, direct(op, entry.inputs))
         library.impl(name, on_autograd, "Autograd", with_keyset=True)
         for key, device in autocast.KEYS.items():
             library.impl(name, autocast.rule(op, entry, device), key)
