@@ -202,6 +202,10 @@ def eliminate_dead(graph: Graph) -> Graph:
     return _pruned(graph if len(kept) == len(graph.nodes) else graph.with_(nodes=tuple(reversed(kept))))
 
 
+#: Products with stacked matrices.
+_OF_EXPERTS = ("fusionreg::RoutedMatMul", "fusionreg::GroupedMatMul")
+
+
 def fold_constants(graph: Graph, ops: Vocabulary, limit: int = 16 << 20) -> Graph:
     """With every node evaluated whose operands are constants, and every ``Shape`` and ``Size`` of static extents.
 
@@ -212,12 +216,13 @@ def fold_constants(graph: Graph, ops: Vocabulary, limit: int = 16 << 20) -> Grap
     known = {n: a for n, a in graph.constants.items() if n not in graph.overridable}
     group = aliases(graph) if _impure(graph) else {}
     impure = {group.get(v, v) for n in graph.nodes for v in mutated(n)}
+    ranks = (2, 3) if any(n.op in _OF_EXPERTS for n in graph.nodes) else (2,)
     values, kept = dict(graph.values), []
     for n in graph.nodes:
         pinned = any(o in graph.output_names or group.get(o, o) in impure for o in n.outputs)
-        found = (
-            None if pinned or any(group.get(i, i) in impure for i in n.inputs) else _fold(n, values, known, ops, limit)
-        )
+        found = None
+        if not pinned and not any(group.get(i, i) in impure for i in n.inputs):
+            found = _fold(n, values, known, ops, limit, ranks)
         if found is None:
             kept.append(n)
             continue
@@ -229,19 +234,22 @@ def fold_constants(graph: Graph, ops: Vocabulary, limit: int = 16 << 20) -> Grap
     return _pruned(graph.with_(nodes=tuple(kept), values=FrozenDict(values), constants=constants))
 
 
-def _widens_weight(n: Node, values: Mapping[str, Value]) -> bool:
-    """Whether the node makes floats of a matrix stored in 8 bits: a product reads that as it is stored."""
+def _widens_weight(n: Node, values: Mapping[str, Value], ranks: tuple[int, ...]) -> bool:
+    """Whether the node makes floats of a matrix stored in 8 bits, or bytes of one stored in 4: a product reads that as
+    it is stored. ``ranks``: 2, and 3 where experts have stacked matrices."""
     if n.op not in ("DequantizeLinear", "Cast"):
-        return False
+        return n.op == "fusionreg::UnpackInt4"
     x, y = values[n.inputs[0]], values[n.outputs[0]]
-    return x.dtype in ("int8", "float8_e4m3fn") and len(x.shape or ()) == 2 and dtype(y.dtype).floating
+    return x.dtype in ("int8", "float8_e4m3fn") and len(x.shape or ()) in ranks and dtype(y.dtype).floating
 
 
 def _fold(
-    n: Node, values: Mapping[str, Value], known: Mapping[str, Any], ops: Vocabulary, limit: int
+    n: Node, values: Mapping[str, Value], known: Mapping[str, Any], ops: Vocabulary, limit: int, ranks: tuple[int, ...]
 ) -> dict[str, Any] | None:
-    """The node's results by name, None where it is to stay."""
-    if n.op not in ops or n.graphs or n.mutates or "seed" in ops[n.op].attributes or _widens_weight(n, values):
+    """The node's results by name, None where it is to stay. ``ranks``: of weights, see :func:`_widens_weight`."""
+    if n.op not in ops or n.graphs or n.mutates or "seed" in ops[n.op].attributes:
+        return None
+    if _widens_weight(n, values, ranks):
         return None
     names = [o for o in n.outputs if o]
     if n.op in ("Shape", "Size") and n.inputs[0] not in known:

@@ -29,6 +29,7 @@ class Call:
         read: which of them anything may read (a name is given).
         whom: the node, for messages.
         emit: adds a helper node with one output: (op, inputs, attrs) → name of its value.
+        several: the same with so many outputs: (op, inputs, attrs, count) → their names.
         constant: adds a constant: (array, stem) → name.
         value: name → type.
         known: name → array of a constant that nobody can replace, else None.
@@ -43,6 +44,7 @@ class Call:
     read: tuple[bool, ...]
     whom: str
     emit: Callable[[str, Sequence[str], Mapping[str, Any]], str]
+    several: Callable[[str, Sequence[str], Mapping[str, Any], int], list[str]]
     constant: Callable[[np.ndarray, str], str]
     value: Callable[[str], Value]
     known: Callable[[str], np.ndarray | None]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...core.dtypes import dtype
-from . import contrib_quantized
+from . import contrib_experts, contrib_quantized
 from .adapters import Call
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -257,6 +257,7 @@ def _simplified(call: Call) -> None:
 
 
 CONTRIB: Mapping[str, Callable[[Call], None]] = {
+    **contrib_experts.CONTRIB,
     **contrib_quantized.CONTRIB,
     "com.microsoft::Attention": _attention,
     "com.microsoft::BiasGelu": _gelu(""),

@@ -214,7 +214,7 @@ class Importer:
         call = Call(
             op=f"{domain}::{node.op_type}" if domain else node.op_type,
             inputs=inputs, attrs=attrs, outputs=len(node.outputs), read=tuple(bool(o.name) for o in node.outputs),
-            whom=whom, emit=lambda op, ins, at: emit(op, ins, at, 1)[0],
+            whom=whom, emit=lambda op, ins, at: emit(op, ins, at, 1)[0], several=emit,
             constant=lambda a, stem: self.add_constant(scope.builder, self.names.fresh(scope.prefix + stem), a),
             value=lambda n: self.types[n], known=self.constants.get,
         )  # fmt: skip
