@@ -31,8 +31,9 @@ def test_conforms(kernel):
 
 @pytest.mark.parametrize(
     ("words", "kernel"),
-    [("masked", "wgmma"), ("masked", "tensor_core"), ("position_bias", "tensor_core"), ("position_bias", "plain")],
-)
+    [("masked", "wgmma"), ("masked", "tensor_core"), ("position_bias", "wgmma"), ("position_bias", "tensor_core"),
+     ("position_bias", "plain")],
+)  # fmt: skip
 def test_masks_and_biases(words, kernel):
     """Where they leave no key, are large, or have one number for many scores; the cases that tell most."""
     names = ("tiles", "capped", "nothing_allowed", "far_below", "few_queries")
@@ -113,6 +114,7 @@ def noticed(fusion: str, kernel: str, text: str, other: str, names: tuple[str, .
         ("masked", "tensor_core", "score + added - top", "score - top", "tiles"),
         ("masked", "wgmma", "number == -fr::infinity() ? -0.0f : weight", "weight", "nothing_allowed"),
         ("masked", "wgmma", "n = 0, ++query_head", "n = 0", "two_key_heads"),
+        ("position_bias", "wgmma", "(MB > 1 ? 1 : static_cast<int>(B)) * groups", "groups", "bias_for_all_batches"),
         ("position_bias", "tensor_core", "MB > 1 ? 1 : static_cast<int>(B)", "1", "bias_for_all_batches"),
         ("position_bias", "tensor_core", "load(n + 1, stage ^ 1);", "load(n + 1, stage);", "bias_for_all_batches"),
         ("position_bias", "tensor_core", "    total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);", "", "few_queries"),

@@ -82,6 +82,9 @@ def _tensor_core(mask: str) -> KernelSpec:
 
 
 def _wgmma(mask: str) -> KernelSpec:
+    tiles = "B * G * ceildiv(K, 128) + B * H * ceildiv(Q, 128)"
+    if mask == "bias":
+        tiles += " + MB * MH * ceildiv(K, 128) * (ceildiv(Q, 64) if MQ > 1 else 1)"
     return KernelSpec(
         name="wgmma",
         template="sdpa_backward_wgmma.cu.j2",
@@ -94,6 +97,7 @@ def _wgmma(mask: str) -> KernelSpec:
             *(f"stride({n}, {axis}) % 8 == 0" for n in ("dy", "y") for axis in range(3)),
             "Q > 0 and K > 0",
             "Q < 1000000000 and K < 1000000000",
+            *(("B > 0",) if mask == "bias" else ()),
         ),
         strides=_strides(mask),
         specialize=("D", "E"),
@@ -103,7 +107,7 @@ def _wgmma(mask: str) -> KernelSpec:
         tensor_maps=tuple(
             TensorMap(name=f"{n}_map", operand=n, box=("64", "64", "1", "1"), swizzle="128") for n in _ROWS if n != "y"
         ),
-        grid="max(1, min(multiprocessors, B * G * ceildiv(K, 128) + B * H * ceildiv(Q, 128)))",
+        grid=f"max(1, min(multiprocessors, {tiles}))",
         block="384",
         min_blocks=1,
         shared_memory="(128 + 64 * STAGES) * (D + E) * 2 + 512 * STAGES + 16 * STAGES + 32",
@@ -116,4 +120,4 @@ def _wgmma(mask: str) -> KernelSpec:
 
 def gradient_kernels(mask: str = "") -> tuple[KernelSpec, ...]:
     """All of them, for the fusion with that mask (a key of :data:`.sdpa_kernels.MASK_FORMS`)."""
-    return (*(() if mask == "bias" else (_wgmma(mask),)), _tensor_core(mask), _plain(mask))
+    return _wgmma(mask), _tensor_core(mask), _plain(mask)
