@@ -202,8 +202,9 @@ def eliminate_dead(graph: Graph) -> Graph:
     return _pruned(graph if len(kept) == len(graph.nodes) else graph.with_(nodes=tuple(reversed(kept))))
 
 
-#: Products with stacked matrices.
-_OF_EXPERTS = ("fusionreg::RoutedMatMul", "fusionreg::GroupedMatMul")
+#: Operators of stacked matrices, and those of filters, which have as many axes.
+_OF_EXPERTS = frozenset({"fusionreg::RoutedMatMul", "fusionreg::GroupedMatMul"})
+_OF_FILTERS = frozenset({"Conv", "ConvTranspose"})
 
 
 def fold_constants(graph: Graph, ops: Vocabulary, limit: int = 16 << 20) -> Graph:
@@ -216,7 +217,8 @@ def fold_constants(graph: Graph, ops: Vocabulary, limit: int = 16 << 20) -> Grap
     known = {n: a for n, a in graph.constants.items() if n not in graph.overridable}
     group = aliases(graph) if _impure(graph) else {}
     impure = {group.get(v, v) for n in graph.nodes for v in mutated(n)}
-    ranks = (2, 3) if any(n.op in _OF_EXPERTS for n in graph.nodes) else (2,)
+    present = {n.op for n in graph.nodes}
+    ranks = (2, 3) if present & _OF_EXPERTS or not present & _OF_FILTERS else (2,)
     values, kept = dict(graph.values), []
     for n in graph.nodes:
         pinned = any(o in graph.output_names or group.get(o, o) in impure for o in n.outputs)
@@ -236,7 +238,7 @@ def fold_constants(graph: Graph, ops: Vocabulary, limit: int = 16 << 20) -> Grap
 
 def _widens_weight(n: Node, values: Mapping[str, Value], ranks: tuple[int, ...]) -> bool:
     """Whether the node makes floats of a matrix stored in 8 bits, or bytes of one stored in 4: a product reads that as
-    it is stored. ``ranks``: 2, and 3 where experts have stacked matrices."""
+    it is stored. ``ranks``: 2, and 3 where that is stacked matrices."""
     if n.op not in ("DequantizeLinear", "Cast"):
         return n.op == "fusionreg::UnpackInt4"
     x, y = values[n.inputs[0]], values[n.outputs[0]]

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from . import activations, attention, experts, masking, normalizations, products, quantization, tidying, windows
+from . import (
+    activations,
+    attention,
+    expert_weights,
+    experts,
+    masking,
+    normalizations,
+    products,
+    quantization,
+    tidying,
+    windows,
+)
 from .engine import Rule
 
 #: Run before constants are folded: a weight keeps the layout that the model stores it in.
@@ -10,6 +21,7 @@ EARLY: tuple[Rule, ...] = (
     *products.TRANSPOSES,
     *(r for r in tidying.RULES if r.name in ("identity", "transpose_identity", "transpose_twice", "cast_to_itself")),
     *products.GEMM,
+    *expert_weights.UNPACKING,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -18,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     *attention.RULES,
     *quantization.RULES,
     *experts.RULES,
+    *expert_weights.RULES,
     *products.TRANSPOSES,
     *products.GEMM,
     *windows.RULES,
