@@ -62,6 +62,9 @@ def exact(x, logits, gate_up, down, k):
         ("tiles", "int8", "float16", 70, 3, {"STAGES": 3, "CHUNKS": 2}, {}),
         ("tiles", "float8_e4m3fn", "bfloat16", 9, 2, {"STAGES": 4, "CHUNKS": 2}, {"form": "expert"}),
         ("tiles", "int4", "float16", 70, 2, {"STAGES": 2, "CHUNKS": 1}, {}),
+        ("decode", "int4", "float16", 3, 2, {}, {"block": 32}),
+        ("tiles", "int4", "bfloat16", 20, 2, {"STAGES": 2, "CHUNKS": 1}, {"block": 32}),
+        ("tiles", "int4", "float16", 9, 2, {"STAGES": 4, "CHUNKS": 1}, {"block": 64}),
         ("plain", "int4", "bfloat16", 4, 4, {}, {"block": 64}),
     ],
 )

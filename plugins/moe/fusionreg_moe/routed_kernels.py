@@ -81,11 +81,11 @@ def decode(bits: int = 16) -> KernelSpec:
             *(('T in ("float16", "bfloat16")',) if bits == 16 else ()),
             "M <= 8 and J >= 16",
             f"D % {128 // bits} == 0 and J % {256 // bits} == 0",
-            *(("block % 128 == 0",) if bits == 4 else ()),
+            *(("block % 128 == 0 or block in (32, 64)",) if bits == 4 else ()),
             "aligned(x, 16) and aligned(gate_up, 16) and aligned(down, 16)",
             f"E <= 512 and {_ROWS} * max(J // 2, D) <= 2147483647",
         ),
-        constants={"THREADS": "512", "FAST": "1", "PIECES": "4" if bits > 4 else "2", **_stored(bits)},
+        constants={"THREADS": "512", "FAST": "1", "PIECES": "4" if bits > 4 else "2 if block > 32 else 1", **_stored(bits)},
         grid=f"max(1, min(multiprocessors, ceildiv(max(min(E, {_ROWS}) * J // 16, ceildiv(D, 16)), 4)))",
         block="THREADS",
         cooperative=True,
@@ -102,7 +102,7 @@ _SORTED = f"max(1, min(multiprocessors, (min(E, {_ROWS}) + {_ROWS} // 64) * max(
 
 def tiles(bits: int = 16) -> KernelSpec:
     """For weights of so many bits."""
-    scales = 1024 if bits == 4 else 0
+    scales = "1024 * max(1, 128 // block)" if bits == 4 else "0"
     return KernelSpec(
         name="tiles",
         template="routed_tiles.cu.j2",
@@ -112,7 +112,7 @@ def tiles(bits: int = 16) -> KernelSpec:
         requires=(
             *(('T in ("float16", "bfloat16")',) if bits == 16 else ()),
             f"D > 0 and D % {128 // bits} == 0 and J > 0 and J % {256 // bits} == 0",
-            *(("block % 128 == 0",) if bits == 4 else ()),
+            *(("block % 128 == 0 or block in (32, 64)",) if bits == 4 else ()),
             "aligned(x, 16) and aligned(gate_up, 16) and aligned(down, 16) and aligned(y, 16)",
             f"E <= 512 and {_ROWS} <= 2147483647 // 2",
         ),

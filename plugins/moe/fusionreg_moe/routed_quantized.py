@@ -139,6 +139,13 @@ ROUTED_FFN_W4A16 = FusionSpec(
             values={"gate_up": "bytes", "down": "bytes"},
             summary="a scale for each 32 weights",
         ),
+        Case(
+            name="longer_blocks",
+            axes={"M": 7, "D": 320, "C": 160, "G": 5, "E": 4, "J": 384, "B": 96, "H": 3},
+            attributes={"block": 64},
+            values={"gate_up": "bytes", "down": "bytes"},
+            summary="a scale for each 64 weights",
+        ),
     ),
     workloads=quantized("routed_ffn_w4a16"),
     kernels=(decode(bits=4), tiles(bits=4), plain(bits=4)),
