@@ -85,7 +85,12 @@ def decode(bits: int = 16) -> KernelSpec:
             "aligned(x, 16) and aligned(gate_up, 16) and aligned(down, 16)",
             f"E <= 512 and {_ROWS} * max(J // 2, D) <= 2147483647",
         ),
-        constants={"THREADS": "512", "FAST": "1", "PIECES": "4" if bits > 4 else "2 if block > 32 else 1", **_stored(bits)},
+        constants={
+            "THREADS": "512",
+            "FAST": "1",
+            "PIECES": "4" if bits > 4 else "2 if block > 32 else 1",
+            **_stored(bits),
+        },
         grid=f"max(1, min(multiprocessors, ceildiv(max(min(E, {_ROWS}) * J // 16, ceildiv(D, 16)), 4)))",
         block="THREADS",
         cooperative=True,
