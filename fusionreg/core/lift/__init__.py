@@ -11,6 +11,7 @@ from ..ops import Vocabulary
 from ..rewrite import eliminate_dead, fold_constants
 from .engine import Compiled, Rule, compile_rules, relevant, run
 from .expert_loops import lift_loops
+from .routers import lift_routers
 from .rules import EARLY, LATE, RULES
 from .site import Site
 
@@ -31,7 +32,7 @@ def lift(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None = None
     graph = _rewritten(eliminate_dead(graph), EARLY, ops, log)
     while True:
         lifted = _rewritten(eliminate_dead(fold_constants(graph, ops)), RULES, ops, log)
-        lifted = eliminate_dead(lift_loops(lifted, ops, log))
+        lifted = eliminate_dead(lift_routers(lift_loops(lifted, ops, log), ops, log))
         if lifted.nodes == graph.nodes:
             return _rewritten(lifted, LATE, ops, log)
         graph = lifted

@@ -75,27 +75,6 @@ z = Mul({wide}, Unsqueeze(Reshape(weights, flat_too), one))
 {end}
 """
 
-#: What experts are chosen by, and what each one counts.
-_ROUTER = """
-{scores}
-v, ids = TopK(s, many)
-{weights}
-h = fusionreg.RoutedMatMul(Unsqueeze(x, one), gate_up, ids, trans=1)
-g, u = Split(h, axis=-1, num_outputs=2)
-d = fusionreg.RoutedMatMul(Mul({activated}, u), down, ids, trans=1)
-y = fusionreg.RoutedSum(d, {used})
-"""
-_SCORES = ("s = Softmax(logits)", 's = Softmax(Cast(logits, to="float32"))')
-_WEIGHTS = (("", "v", 0), ("w = Div(v, ReduceSum(v, last))", "w", 1))
-_USED = ("{}", "Cast({}, to=kind)")
-_ROUTED = """
-weights, ids = fusionreg.Route(logits, top_k=top_k, renormalise={renormalise})
-h = fusionreg.RoutedMatMul(Unsqueeze(x, one), gate_up, ids, trans=1)
-g, u = Split(h, axis=-1, num_outputs=2)
-d = fusionreg.RoutedMatMul(Mul({activated}, u), down, ids, trans=1)
-y = fusionreg.RoutedSum(d, weights)
-"""
-
 
 def _counts(site: Site) -> dict[str, int] | None:
     """As many experts as there are bins, where a bin is a whole number."""
@@ -177,16 +156,6 @@ def _in_order(site: Site, every: bool) -> bool:
     return places is not None and every and places.tolist() == list(range(places.size))
 
 
-def _chosen(site: Site) -> dict[str, object] | None:
-    """How many experts a token has, of all along the last axis."""
-    logits, many = site.shape("logits"), site.ints("many")
-    if logits is None or len(logits) != 2 or many is None or len(many) != 1 or site.ints("one") != (1,):
-        return None
-    last = "last" not in site.found.inputs or site.ints("last") in ((-1,), (1,))
-    kind = site.value("logits").dtype
-    return {"top_k": many[0]} if last and kind in ("float32", site.value("x").dtype) else None
-
-
 def _kind(site: Site) -> bool:
     return "kind" not in site.found.attributes or site.attribute("kind") == site.value("x").dtype
 
@@ -199,12 +168,23 @@ def _whole_rows(site: Site) -> bool:
     return base[1] == updates[1] and site.ints("one") in ((1,), (-1,)) and site.shape("at") == updates
 
 
+def _rounded_weights(site: Site) -> bool:
+    """Whether weights in float32 are rounded to what the sum is rounded to."""
+    return site.value("weights").dtype == "float32" and site.attribute("kind") == site.value("d").dtype
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "rows_added",
         'at = Expand(Unsqueeze(index, one), shape)\ny = ScatterElements(base, at, updates, axis=0, reduction="add")',
         'y = ScatterND(base, Unsqueeze(index, one), updates, reduction="add")',
         (_whole_rows,),
+    ),
+    Rule(
+        "weights_as_they_are",
+        "y = fusionreg.RoutedSum(d, Cast(weights, to=kind))",
+        "y = fusionreg.RoutedSum(d, weights)",
+        (_rounded_weights,),
     ),
     *(
         Rule(
@@ -235,15 +215,5 @@ RULES: tuple[Rule, ...] = (
             _axes,
         )
         for activation, (wide, end) in product(ACTIVATIONS, _ROUNDED)
-    ),
-    *(
-        Rule(
-            "router",
-            _ROUTER.format(scores=scores, weights=weights, activated=activation.format("g"), used=used.format(name)),
-            _ROUTED.format(activated=activation.format("g"), renormalise=renormalise),
-            (),
-            _chosen,
-        )
-        for activation, scores, (weights, name, renormalise), used in product(ACTIVATIONS, _SCORES, _WEIGHTS, _USED)
     ),
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exported import OPS
+from exported import OPS, agree
 from torch import nn
 
+from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.lift import lift
 from fusionreg.integrations.torch import export, import_exported
+from fusionreg.integrations.torch.module import ExportedCallable
 
 E, K, D, I, M = 4, 2, 16, 24, 6
 
@@ -44,11 +46,34 @@ class Layer(nn.Module):
         return part["sum"](d[back])
 
 
-def operators(**parts) -> set[str]:
-    given = (torch.randn(M, D).bfloat16(), torch.randn(M, E))
+def lifted(**parts):
+    """(module, operands, graph, what computes it)."""
+    module, given = Layer(**parts), (torch.randn(M, D).bfloat16(), torch.randn(M, E))
     with torch.no_grad():
-        imported = import_exported(export(Layer(**parts), given, None, None))
-    return {n.op for n in lift(imported.graph, OPS).nodes}
+        imported = import_exported(export(module, given, None, None))
+    graph = lift(imported.graph, OPS)
+    return module, given, graph, ExportedCallable(imported, lambda g: evaluate(graph, g, ops=OPS))
+
+
+def operators(**parts) -> set[str]:
+    return {n.op for n in lifted(**parts)[2].nodes}
+
+
+def renormalised(weights):
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def sigmoids(logits, bias=None, small=1e-20, factor=2.5):
+    """DeepSeek-V3's router without groups."""
+    scores = logits.sigmoid()
+    ids = torch.topk(scores if bias is None else scores + bias, K, dim=-1, sorted=False)[1]
+    weights = scores.gather(1, ids)
+    return weights / (weights.sum(-1, keepdim=True) + small) * factor, ids
+
+
+def after(logits):
+    chosen, ids = logits.topk(K)
+    return chosen.softmax(-1), ids
 
 
 def test_all_of_it() -> None:
@@ -75,13 +100,38 @@ def test_near_misses(parts) -> None:
 
 
 @pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [
+        (lambda s: (renormalised(s.softmax(-1).topk(K)[0]), s.softmax(-1).topk(K)[1]), None),
+        (after, {"scoring": "softmax_after"}),
+        (sigmoids, {"scoring": "sigmoid", "renormalise": 1, "scale": 2.5}),
+        (
+            lambda s: sigmoids(s, torch.linspace(0.4, -0.4, E), factor=1.0),
+            {"scoring": "sigmoid", "renormalise": 1, "scale": 1.0},
+        ),
+    ],
+    ids=["twice", "softmax after", "sigmoid", "biased"],
+)
+def test_routers(scores, wanted) -> None:
+    module, given, graph, run = lifted(scores=scores)
+    routes = [dict(n.attrs) for n in graph.nodes if n.op == "fusionreg::Route"]
+    if wanted is not None:
+        (found,) = routes
+        assert {n: found.get(n, OPS["fusionreg::Route"].attributes[n]) for n in wanted} == wanted
+    with torch.no_grad():
+        agree(run(*given), module(*given), 0.05)
+
+
+@pytest.mark.parametrize(
     "scores",
     [
         lambda s: s.float().softmax(0).topk(K),
         lambda s: s.float().softmax(-1).topk(K, largest=False),
         lambda s: (s.float().softmax(-1) + 1).topk(K),
+        lambda s: sigmoids(s, small=1e-3),
+        lambda s: (lambda v, ids: (v.softmax(0), ids))(*s.topk(K)),
     ],
-    ids=["over tokens", "least", "shifted"],
+    ids=["over tokens", "least", "shifted", "a larger divisor", "after, over tokens"],
 )
 def test_other_routers(scores) -> None:
     found = operators(scores=scores)
