@@ -11,8 +11,9 @@ import plugin_kit
 import pytest
 
 from fusionreg.core.cache import Cache
-from fusionreg.core.errors import ArgumentError, FallbackWarning, LaunchError
+from fusionreg.core.errors import ArgumentError, LaunchError
 from fusionreg.core.runtime import Runtime
+from fusionreg.core.runtime.dispatch import FallbackWarning
 from fusionreg.core.spec import AttributeSpec, KernelSpec
 
 torch = pytest.importorskip("torch", reason="GPU tests use torch's streams and graphs")
