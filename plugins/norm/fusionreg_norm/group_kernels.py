@@ -66,7 +66,6 @@ def kernels(dropout: bool, swish: bool = True) -> tuple[KernelSpec, ...]:
             "last_stream", TEAM.format("multiprocessors", f"{BYTES} * SLICE"),
             "channels last: teams of blocks, each with some groups in its shared memory, read once", flags, TEAM_COUNTS,
             grid=True, cooperative=True, min_blocks=1, workspace="N * groups * {} * 8", regions=("y",),
-            pending="small things are asked for before copies: no GPU has run all its cases as it now is",
         ),
     )  # fmt: skip
 
@@ -101,14 +100,13 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
     return KernelSpec(
         name="stream",
         template="group_forward_stream.cu.j2",
-        pending="more teams and threads, moments by products: no GPU has run all its cases as it now is",
         regions=("y",),
         summary="teams of blocks, each with rings of stages in its shared memory, loads always under way, read once",
         targets=LARGE,
         requires=(WHOLE, FEW, "C // groups * S < 2147483648 and N * groups < 2147483648", "C // groups <= 320"),
         params={
-            "WHOLE": (1, 0), "TEAMS": (*TEAM_COUNTS["TEAMS"], 64, 128), "TURN": (2,), "LOOKERS": (96,),
-            "THREADS": (1024,),
+            "WHOLE": (1, 0), "TEAMS": (*TEAM_COUNTS["TEAMS"], 64, 128), "TURN": (2,), "LOOKERS": (128,),
+            "THREADS": (640,),
         },
         valid=(
             "WHOLE == 0 or S * bits(T) % 128 == 0",
@@ -117,7 +115,6 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
         ),
         constants={
             **flags, "PACKED": "1 if bits(T) == 16 else 0", "EARLY": "0", "WORKERS": "THREADS - 64 - LOOKERS",
-            "SINGLES": flags["DROPOUT"],
             "SLOTS": f"221184 // ({stage} * 16)",
         },
         grid=f"TEAMS * {blocks}",
@@ -126,7 +123,8 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
         cooperative=True,
         min_blocks=1,
         workspace=f"N * groups * {blocks} * 8",
-        estimate=f"8e-6 + {rounds} * 1e-6 + (2 * {rounds} + 1) * ceildiv({BYTES}, {blocks}) * multiprocessors / 3.4e12",
+        estimate=f"8e-6 + {rounds} * 4.5e-7 + (2 * {rounds} + 1) * {part} * 16 * multiprocessors / 3.4e12"
+        f" * (1.06 if {part} * 16 > 110000 else 1)",
     )  # fmt: skip
 
 
@@ -137,6 +135,7 @@ def _chip(
     held = f"ceildiv({BYTES}, {blocks} * 16) * 16"
     words = f" + (ceildiv({held}, TURN * 16 * THREADS) * THREADS * 4 if EARLY else 0)"
     masks = words if flags["DROPOUT"] == "1" else ""
+    early = "1 if bits(T) == 16 else 0" if masks else "0"
     return KernelSpec(
         name=name,
         template="group_forward_chip.cu.j2",
@@ -145,16 +144,14 @@ def _chip(
         targets="sm_90+",
         programmatic=True,
         requires=(WHOLE, FEW, "C // groups * S < 2147483648 and C < 2147483648"),
-        params={
-            "WHOLE": (1, 0), **params, "EARLY": (1, 0) if masks else (0,), "TURN": (4, 2), "THREADS": (256, 512, 1024),
-        },
+        params={"WHOLE": (1, 0), **params, "THREADS": (256, 512)},
         valid=(
             "WHOLE == 0 or S * bits(T) % 128 == 0",
-            "(TURN == 2) == (THREADS == 1024)",
-            "not EARLY or bits(T) == 16",
             SPREADS.format(BYTES),
         ),
-        constants={**flags, "PACKED": "1 if bits(T) == 16 else 0", "BLOCKS": blocks},
+        constants={
+            **flags, "PACKED": "1 if bits(T) == 16 else 0", "BLOCKS": blocks, "EARLY": early, "TURN": "4",
+        },
         grid=f"N * groups * {blocks}",
         block="THREADS",
         shared_memory=f"{held} + C // groups * 16{masks}",
