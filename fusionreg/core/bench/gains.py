@@ -196,7 +196,8 @@ class MeasuredGains:
 
     Like is: the same fusion (of a derived one, that which it was derived from), dtypes, choices and kernel, all extents
     known, and at most :data:`NEAR` times as many bytes or as few; the nearest of those. Attributes and the order of
-    axes in memory do not count, but what kernel would run does.
+    axes in memory do not count, but what kernel would run does. What was measured at a site of a model counts for its
+    very extents alone, and before all others.
 
     Args:
         catalog: the loaded fusions.
@@ -222,7 +223,7 @@ class MeasuredGains:
             and all(match.choices.get(k, v) == v for k, v in r.choices.items())
             and (column := next((c for c in executor.columns if r.peers.get(c)), ""))
             and r.bytes > 0
-            and abs(log(size / r.bytes)) <= log(NEAR)
+            and (_same(r, match) if r.axes else abs(log(size / r.bytes)) <= log(NEAR))
         ]
         if not rows:
             return None
