@@ -23,6 +23,7 @@ _CASES = (
     Case(name="no_class", axes={"K": 9}, values={"labels": "integers"}, summary="labels below the first one"),
     Case(name="beyond", axes={"K": 9}, values={"labels": "9"}, summary="labels behind the last class"),
     Case(name="long", axes={"M": 3, "K": 5128}, values={"labels": "5127"}, summary="several rounds of a block"),
+    Case(name="longer", axes={"M": 2, "K": 20488}, values={"labels": "9000"}, summary="the same of a larger one"),
     Case(name="odd", axes={"M": 300, "K": 77}, summary="several rows to a block"),
     Case(name="sure", axes={"K": 24}, values={"x": "large"}, summary="losses of 0, and large ones"),
 )
@@ -39,18 +40,26 @@ def _kernel(backward: bool, reduced: bool) -> KernelSpec:
     rows = ("x", "dx") if backward else ("x",)
     wide = " and ".join(("K % (128 // bits(T)) == 0", *(f"aligned({n}, 16)" for n in rows)))
     together = reduced and not backward
+    blocks = "max(1, min(multiprocessors * (1024 // THREADS), ceildiv(M, THREADS // TEAM)))"
     return KernelSpec(
-        name="block",
+        name="rows",
         template=f"cross_entropy_{'backward' if backward else 'forward'}.cu.j2",
-        summary="a row to a block, read once" + (" from memory, and again from the cache" if backward else ""),
+        summary="a row to a warp or to a block, read once"
+        + (" from memory, and again from the cache" if backward else ""),
         requires=("M < 2147483648 and K < 2147483648",),
-        params={"VEC": (8, 4, 1), "THREADS": (512, 128)},
-        valid=(f"VEC == (128 // bits(T) if {wide} else 1)", "THREADS == (512 if K > 4096 else 128)"),
-        constants={"REDUCED": str(int(reduced))},
-        grid="max(1, min(multiprocessors * (1024 // THREADS), M))",
+        params={"VEC": (8, 4, 1), "THREADS": (512, 128), "TEAM": (512, 128, 32)},  # TEAM: threads of a row
+        valid=(
+            f"VEC == (128 // bits(T) if {wide} else 1)",
+            "TEAM == (512 if K > 8192 else 128 if K > 2048 else 32) and THREADS == max(TEAM, 128)",
+        ),
+        constants={
+            "REDUCED": str(int(reduced)),
+            "AT_ONCE": "2" if backward else "4",  # loads of a thread that are under way together
+        },
+        grid=blocks,
         block="THREADS",
         cooperative=together,
-        workspace="8 * max(1, min(multiprocessors * (1024 // THREADS), M))" if together else "0",
+        workspace=f"8 * {blocks} * (THREADS // TEAM)" if together else "0",
         estimate=f"6e-6 + M * K * bits(T) / 8 * {2 if backward else 1} / 3.8e12",
         pending="not yet run on a GPU",
     )

@@ -108,5 +108,5 @@ def test_cross_entropy(reduction, registry, compiled, reports):
     torch.testing.assert_close(x.grad, twin.grad.float())
     name = f"attention.cross_entropy{'_rows' if reduction == 'none' else ''}"
     assert set(fused(reports)) == {name}
-    assert {f"{name}/block", f"{name}_backward/block"} <= set(kernels.runtime.kernels_used)
+    assert {f"{name}/rows", f"{name}_backward/rows"} <= set(kernels.runtime.kernels_used)
     assert all(t.numel() <= 6 or t.data_ptr() == x.data_ptr() for t in saved)
