@@ -69,6 +69,16 @@ def test_blocks_take_several_tiles(params, width, multiprocessors, tiles):
     assert result.status is Status.PASSED, result
 
 
+def test_groups_of_heads_are_taken_in_turn():
+    """As many as there are, where hardly a key fits the cache: every tile is taken once, whichever way round."""
+    axes = {"B": 2, "H": 3, "G": 3, "Q": 300, "K": 300}
+    found, executor = job("wgmma", axes, 5, attributes={"is_causal": 1}, **WIDE)
+    small = found.source.text.replace("CACHE = 24 << 20", "CACHE = 1")
+    assert small != found.source.text
+    result = execute(replace(found, source=changed(found.source, small)), executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
+
+
 @pytest.mark.parametrize(
     ("text", "other"),
     [

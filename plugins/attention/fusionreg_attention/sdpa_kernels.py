@@ -72,7 +72,7 @@ def _wgmma(masked: str, statistics: bool) -> KernelSpec:
             *(() if masked else ("CONSUMERS == 3 or BK >= 128", "FRACTION == 0 or SLACK == 8")),
             _CAPPED,
         ),
-        constants=_switches(masked, statistics),
+        constants={**_switches(masked, statistics), **({} if masked else {"ALTERNATE": "1"})},
         tensor_maps=(tile("q", "64 * CONSUMERS"), tile("k", "BK"), tile("v", "BK"), tile("y", "64")),
         grid="max(1, min(multiprocessors, B * H * ceildiv(Q, 64 * CONSUMERS)))",
         block="128 * (CONSUMERS + 1)",
