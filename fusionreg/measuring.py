@@ -3,11 +3,13 @@ fusionreg.measuring`` takes jobs, a line each, and keeps what it finds in the ca
 
 from __future__ import annotations
 
+import fcntl
 import json
 import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from tempfile import TemporaryFile
 from threading import RLock, Timer
 from typing import IO, TYPE_CHECKING, Any
@@ -84,6 +86,18 @@ class Measurer:
         return (self._errors.read().strip().splitlines() or [f"exit status {code}"])[-1]
 
 
+@contextmanager
+def _turn(cache: Cache, device: int) -> Iterator[None]:
+    """The device to oneself, as far as others that measure on this machine are concerned."""
+    if cache.path is None:
+        yield
+        return
+    cache.path.mkdir(parents=True, exist_ok=True)
+    with open(cache.path / f"measuring-{device}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 class _Worker:
     def __init__(self) -> None:
         self.catalog: Catalog = load()
@@ -102,7 +116,7 @@ class _Worker:
                 torch.cuda.set_device(device)
             self.benches[device] = TorchBench(self.catalog, self.cache, ("eager", "compile"), mode="default")
         bench = self.benches[device]
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), _turn(self.cache, device):
             sites = [Site.model_validate(s) for s in job["sites"]]
             for row in measured(sites, bench, self.catalog, TunedParameters()):
                 keep_rows(bench.target, [row], self.catalog, self.cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 from contextlib import contextmanager
@@ -123,6 +124,18 @@ def test_what_does_not_fit_into_l2_is_measured_cold(catalog):
     bench = FakeBench()
     (row,) = measured([site_of(catalog, match(m=1 << 16))], bench, catalog, None)
     assert bench.log[0] == "b" and row.peers
+
+
+def test_one_process_at_a_time_measures(tmp_path):
+    cache = Cache(tmp_path / "cache")
+    cache.put("kind", "key", b"1")
+    with measuring._turn(cache, 0), measuring._turn(cache, 1):
+        (path,) = (tmp_path / "cache").glob("measuring-0.lock")
+        with open(path, "w") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(path, "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert cache.prune() == 0 and cache.get("kind", "key") == b"1", "a lock is no entry"
 
 
 def test_a_process_that_cannot_measure_is_told_of(catalog, monkeypatch):
