@@ -66,7 +66,7 @@ _RESIDENT = KernelSpec(
         "transA == 1 and transB == 1",
     ),
     specialize=("R",),
-    params={"SPLIT": (2, 4, 8, 1)},
+    params={"SPLIT": (2, 4, 8)},
     constants={"THREADS": "512"},
     grid="M * SPLIT",
     block="THREADS",

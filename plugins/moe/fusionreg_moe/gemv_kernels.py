@@ -101,7 +101,7 @@ _RESIDENT = KernelSpec(
         "aligned(x, 16) and aligned(w, 16)",
     ),
     specialize=("K", "N"),
-    params={"BN": (16, 32)},
+    params={"BN": (16, 32), "EARLY": (1, 0)},
     constants={"THREADS": "512", "ROWS": "16", "WK": "2048 // BN", "SPLIT": _SLICES, **WRAPPED},
     grid="min(M, E) * ceildiv(N, BN) * SPLIT",
     block="THREADS",
