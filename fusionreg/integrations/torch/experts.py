@@ -2,8 +2,8 @@
 
 Each rank routes its own tokens, sends every one to the ranks that have its experts (all-to-all), computes what arrives
 with its own experts by ``moe.routed_ffn``, and sends the results back, which are weighed and added where the token is,
-in the order of its experts: on any number of ranks the same sum as on one. Tokens go in chunks, so that one is computed
-while others are on their way; gradients go the same way in the opposite order.
+in the order of its experts: on any number of ranks the same sum as on one. Tokens may go in chunks, of which one is
+computed while others are on their way; gradients go the same way in the opposite order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def expert_parallel_ffn(
     renormalise: int = 0,
     scale: float = 1.0,
     group: dist.ProcessGroup | None = None,
-    chunks: int = 2,
+    chunks: int = 1,
 ) -> torch.Tensor:
     """``moe.routed_ffn`` of this rank's tokens, with experts of all ranks; every rank of ``group`` calls it.
 
