@@ -27,6 +27,16 @@ def _strides(mask: str) -> tuple[str, ...]:
     return (*_ROWS, "mask") if mask else _ROWS
 
 
+def _work(mask: str) -> str:
+    """Operations: a bias has the products of queries and keys, and of dy and values, once more."""
+    return f"{_PAIRS} * ({'10 * D + 8 * E' if mask == 'bias' else '8 * D + 6 * E'})"
+
+
+def _rate(mask: str, none: str, constant: str, bias: str) -> str:
+    """Of operations, measured on an H200."""
+    return {"": none, "mask": constant, "bias": bias}[mask]
+
+
 def _plain(mask: str) -> KernelSpec:
     rows = "B * H * Q + B * G * K" + (" + MB * MH * MQ * ceildiv(K, 32)" if mask == "bias" else "")
     return KernelSpec(
@@ -46,7 +56,6 @@ def _tensor_core(mask: str) -> KernelSpec:
     tiles = "B * G * ceildiv(K, 16 * WARPS) + B * H * ceildiv(Q, 16 * WARPS)"
     if mask == "bias":
         tiles += " + MB * MH * ceildiv(K, 16 * WARPS) * (ceildiv(Q, BN) if MQ > 1 else 1)"
-    work = f"{_PAIRS} * ({'10 * D + 8 * E' if mask == 'bias' else '8 * D + 6 * E'})"
     return KernelSpec(
         name="tensor_core",
         template="sdpa_backward_tensor_core.cu.j2",
@@ -76,7 +85,7 @@ def _tensor_core(mask: str) -> KernelSpec:
         shared_memory=f"({'32' if mask == 'bias' else '16'} * WARPS + 2 * BN) * (D + E + 16) * 2 + 16 * BN + 16",
         workspace=_STATISTICS,
         cooperative=True,
-        estimate=f"1e-5 + {work} / {'1e14' if mask else '1.5e14'} * (1 if WARPS == 8 else 1.2)",
+        estimate=f"1e-5 + {_work(mask)} / {_rate(mask, '1.5e14', '1.3e14', '8e13')} * (1 if WARPS == 8 else 1.2)",
         pending="no GPU has run it yet" if mask else "",
     )
 
@@ -113,7 +122,7 @@ def _wgmma(mask: str) -> KernelSpec:
         shared_memory="(128 + 64 * STAGES) * (D + E) * 2 + 512 * STAGES + 16 * STAGES + 32",
         workspace=_STATISTICS,
         cooperative=True,
-        estimate=f"1.2e-5 + {_PAIRS} * (8 * D + 6 * E) / {'2.5e14' if mask else '5e14'}",
+        estimate=f"1.2e-5 + {_work(mask)} / {_rate(mask, '5e14', '1.7e14', '1e14')}",
         pending="no GPU has run it yet" if mask else "",
     )
 

@@ -79,7 +79,7 @@ def _wgmma(masked: str, statistics: bool) -> KernelSpec:
         min_blocks=1,
         shared_memory="64 * CONSUMERS * (D + E) * 2 + 2 * BK * (D + E) * 2 + 80",
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / "
-        + ("3e14" if masked else "(6.8e14 if D == 128 else 4.5e14)")
+        + ("(3e14 if D == 128 else 1.9e14)" if masked else "(6.8e14 if D == 128 else 4.5e14)")
         + ("" if masked else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)")
         + _FEW.format(128, 3.2e10)
         + (_STORED if statistics else ""),
