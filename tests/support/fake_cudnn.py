@@ -83,24 +83,6 @@ class pygraph:
         self.call = lambda at: self._forward(at, q, k, v, y, lse, settings)
         return [y, lse[0] if lse else None]
 
-    def sdpa_backward(self, *, name, q, k, v, o, dO, stats, use_deterministic_algorithm, **settings):
-        notes.append(("sdpa_backward", settings | {"deterministic": use_deterministic_algorithm}))
-        results = self._results(3)
-        self.call = lambda at: self._backward(at, (q, k, v, o, dO, stats), results, settings)
-        return results
-
-    def _backward(self, at, given, results, settings):
-        q, k, v, o, dy, stats = (t.at(at[t.uid]).astype(np.float64) for t in given)
-        shared, group = k.shape[1], q.shape[1] // k.shape[1]
-        k, v = k.repeat(group, 1), v.repeat(group, 1)
-        p = np.exp(self._weights(q, k, settings) - stats)
-        r = p * (dy @ v.swapaxes(-1, -2) - (dy * o).sum(-1, keepdims=True)) * settings["attn_scale"]
-        found = r @ k, r.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dy
-        for t, x in zip(results, found, strict=True):
-            heads = t.dim[1]
-            x = x.reshape(x.shape[0], heads, -1, *x.shape[2:]).sum(2) if heads == shared else x
-            t.at(at[t.uid])[...] = x
-
     def _weights(self, q, k, settings):
         scores = np.einsum("bhqd,bhkd->bhqk", q, k) * settings["attn_scale"]
         if "diagonal_band_right_bound" in settings:

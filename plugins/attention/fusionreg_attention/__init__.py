@@ -17,7 +17,6 @@ from fusionreg.hookspecs import hookimpl
 from . import (
     cross_entropy,
     cudnn_attention,
-    cudnn_gradient,
     cudnn_kernels,
     decode,
     log_softmax,
@@ -48,4 +47,4 @@ def register_ops() -> Sequence[OpSpec]:
 
 @hookimpl
 def register_library_calls() -> Sequence[LibraryCall]:
-    return [cudnn_attention.CudnnAttention(), cudnn_gradient.CudnnAttentionGrad()]
+    return [cudnn_attention.CudnnAttention()]

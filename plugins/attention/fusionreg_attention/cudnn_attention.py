@@ -1,7 +1,8 @@
 """The fusions in ``sdpa`` as calls of cuDNN: kernels beside ours.
 
 Left to other kernels: masks, a softcap, windows, and no keys at all. cuDNN's statistics are the log-sum-exp that
-``sdpa_training`` gives; ``cudnn_gradient`` has what takes it.
+``sdpa_training`` gives. Its gradients are no kernel: where their sums are to have one order, as ours have, it has no
+plan for a Hopper GPU but for short sequences (9.19).
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fusionreg.core.spec import KernelSpec
 
 from .cudnn_attention import CudnnAttention
-from .cudnn_gradient import CudnnAttentionGrad
 
 _ROWS = ("q", "k", "v", "y")
 
@@ -15,20 +14,6 @@ _PAIRS, _MOVED = "B * H * Q * K * (0.5 if is_causal else 1.0)", "B * (G * K + H 
 _RATE = "(4e14 if D <= 64 else 4.5e14 if D < 128 else 6e14)"
 
 
-#: Of each head of q: sums of dq in fp32, and gradients of k and v that are to be added up.
-_GRADIENTS = "B * H * (align(Q, 256) * (4 * D + 64) + (align(K, 256) * (D + E) * 4 if G < H else 0))"
-
-
-def _requires(rows: tuple[str, ...]) -> tuple[str, ...]:
-    return (
-        'T == "bfloat16"',  # of float16 its kernels lose NaN in k (9.19)
-        "D % 8 == 0 and E % 8 == 0 and max(D, E) <= 256 and K > 0",
-        "softcap == 0 and left_window_size == -1 and right_window_size == -1",
-        *(f"aligned({n}, 16) and stride({n}, 3) == 1 and stride({n}, 2) % 8 == 0" for n in rows),
-        *(f"stride({n}, 0) % 8 == 0 and stride({n}, 1) % 8 == 0" for n in rows),
-    )
-
-
 def _kernel(fusion: str) -> KernelSpec:
     return KernelSpec(
         name="cudnn",
@@ -36,7 +21,13 @@ def _kernel(fusion: str) -> KernelSpec:
         library=CudnnAttention.name,
         summary="NVIDIA's cuDNN",
         targets="sm_80+",
-        requires=_requires(_ROWS),
+        requires=(
+            'T == "bfloat16"',  # of float16 its kernels lose NaN in k (9.19)
+            "D % 8 == 0 and E % 8 == 0 and max(D, E) <= 256 and K > 0",
+            "softcap == 0 and left_window_size == -1 and right_window_size == -1",
+            *(f"aligned({n}, 16) and stride({n}, 3) == 1 and stride({n}, 2) % 8 == 0" for n in _ROWS),
+            *(f"stride({n}, 0) % 8 == 0 and stride({n}, 1) % 8 == 0" for n in _ROWS),
+        ),
         strides=_ROWS,
         workspace=str(16 << 20),
         # each call takes its frontend about 50 microseconds of the host
@@ -44,17 +35,4 @@ def _kernel(fusion: str) -> KernelSpec:
     )
 
 
-_BACKWARD = KernelSpec(
-    name="cudnn",
-    fusion="attention.sdpa_backward",
-    library=CudnnAttentionGrad.name,
-    summary="NVIDIA's cuDNN, whose sums have one order, too",
-    targets="sm_80+",
-    requires=_requires((*_ROWS, "dy", "dq", "dk", "dv")),
-    strides=(*_ROWS, "dy", "dq", "dk", "dv"),
-    workspace=f"{16 << 20} + {_GRADIENTS}",
-    estimate=f"1e-4 + {_PAIRS} * (6 * D + 4 * E) / 4.5e14",
-    pending="no GPU has run it yet",
-)
-
-KERNELS = (_kernel("attention.sdpa"), _kernel("attention.sdpa_training"), _BACKWARD)
+KERNELS = (_kernel("attention.sdpa"), _kernel("attention.sdpa_training"))
