@@ -46,7 +46,7 @@ def kernel(masked: bool, whole: bool = False) -> KernelSpec:
         ),
         constants={
             "MASK_FORM": "form(mask)" if masked else "-1", "STAGES": _STAGES,
-            **({"WHOLE": "1", "AROUND": "256"} if whole else {}),
+            **({"WHOLE": "1", "AROUND": "128"} if whole else {}),
         },
         grid=f"max(1, {_TILES} // max(1, {_ROUNDS}))" if whole else _BLOCKS,
         block="32 * WARPS",
