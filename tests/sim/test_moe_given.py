@@ -1,4 +1,4 @@
-"""Experts whose choice is given, in the simulator: ids twice for a token, ids of no expert; against float64 products."""
+"""Experts whose choice is given, in the simulator: ids twice for a token and of no expert, against float64 products."""
 
 from __future__ import annotations
 
