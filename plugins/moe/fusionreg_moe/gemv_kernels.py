@@ -90,6 +90,9 @@ def _stream(
 #: Blocks of a cluster that divide k: each warp has 2048 elements of the matrix.
 _SLICES = "next_pow2(max(1, ceildiv(K * BN, 2048 * 16)))"
 
+#: Blocks at a time: of clusters larger than two an H200 does not fill all of its multiprocessors.
+_SLOTS = f"max(1, multiprocessors - (0 if {_SLICES} <= 2 else 12))"
+
 _RESIDENT = KernelSpec(
     name="resident",
     template="gemv_resident.cu.j2",
@@ -109,7 +112,7 @@ _RESIDENT = KernelSpec(
     programmatic=True,
     shared_memory="4 * THREADS // 32 * ROWS * WK",
     min_blocks=1,
-    estimate=f"3e-6 + ceildiv(min(M, E) * ceildiv(N, BN) * {_SLICES}, multiprocessors) * (6e-6 + 1e-7 * M / E)",
+    estimate=f"3e-6 + ceildiv(min(M, E) * ceildiv(N, BN) * {_SLICES}, {_SLOTS}) * (6e-6 + 1e-7 * M / E)",
     pending="not yet proven on a GPU",
 )
 
