@@ -107,6 +107,12 @@ _HALVED = Case(
 )  # fmt: skip
 
 
+#: The same on few channels.
+_FIRST_HALVED = _HALVED.model_copy(
+    update={"name": "first_layer_halved", "axes": _HALVED.axes | {"C": 3, "G": 3, "H": 21, "W": 19}}
+)
+
+
 def _cases(pool: bool, add: bool) -> tuple[Case, ...]:
     """What the derived ones, of one stride and no padding, leave open. Extents are odd, kernels are not square."""
     window = {"stride_h": 2, "pad_top": 1, "pad_left": 2, "pad_right": 1}
@@ -145,7 +151,7 @@ def _cases(pool: bool, add: bool) -> tuple[Case, ...]:
             attributes={**more}, values={**_POSITIVE_VALUES, "x": "special"}, layouts=last, **plain,
             summary="a product of matrices; NaN stays NaN",
         ),
-        *((_HALVED,) if pool else ()),
+        *((_HALVED, _FIRST_HALVED) if pool else ()),
     )  # fmt: skip
 
 

@@ -95,51 +95,55 @@ def _tensor_core(words: str) -> KernelSpec:
     )
 
 
-def _image(words: str) -> KernelSpec:
-    """Tiles of 256 places: 16 x 16 without a pool, else what windows of 2 x 2 or 3 x 3 by steps of 2 make of them."""
+def _image(words: str, window: int = 2) -> KernelSpec:
+    """Tiles of 128 places: 8 x 16 without a pool, or what windows of 2 x 2 by steps of 2 make of them. Windows of 3 x 3
+    share rows with those below: their tiles have 256 places."""
     pool = words.endswith("pool")
     rows, columns = ("(2 * TU + WINDOW - 2)", "(2 * TV + WINDOW - 2)") if pool else ("TU", "TV")
     pairs = "((S * C + 1) // 2)"
     last = vectors("y", "K")
-    params: dict[str, tuple[int, ...]] = {"STEP": (2, 1, 4)}
-    tiles = {"WINDOW": "1", "SHIFT": "1", "TU": "16", "TV": "16"}
-    windows: tuple[str, ...] = ()
+    size, at_once = (256, 2) if window == 3 else (128, 4)
+    tiles = {"PLACES": str(size), "WINDOW": "1", "SHIFT": "1", "TU": "8", "TV": "16"}
     if pool:
         last = last.replace("P == 1", "U == 1").replace("Q == 1", "V == 1")
-        params |= {"WINDOW": (3, 2)}
-        tiles = {"SHIFT": "2", "TU": "7 if WINDOW == 3 else 8", "TV": "8"}
-        windows = ("WINDOW == pool_h and WINDOW == pool_w",)
+        tiles |= {"WINDOW": str(window), "SHIFT": "2", "TU": "7" if window == 3 else "4", "TV": "8"}
     where = {"TU": f"({tiles['TU']})", "TV": f"({tiles['TV']})"}
     copy = f"(({rows} - 1) * STEP + R) * align(({columns} - 1) * STEP * C + {pairs} * 2, 2) + 2"
-    copy = copy.replace("TU", where["TU"]).replace("TV", where["TV"])
+    copy = copy.replace("TU", where["TU"]).replace("TV", where["TV"]).replace("WINDOW", str(window))
     height, width = ("U", "V") if pool else ("P", "Q")
     blocks = f"N * ceildiv({height}, {where['TU']}) * ceildiv({width}, {where['TV']})"
     parts = "ceildiv(K, 64)"
     held = "(2 if pool == 'MaxPool' else 4)" if pool else "4"
     depth = f"align(R * {pairs} * 2, 16)"
+    patch = f"({copy}) * (2 if STEP * C % 2 == 1 else 1) * 2"
     return KernelSpec(
-        name="image",
+        name="image_wide" if window == 3 else "image",
         template="image.cu.j2",
         regions=() if pool else ("y",),
         summary="up to 4 channels of x: patches of images in shared memory, weights laid out once for many tiles",
+        pending="no GPU has run this text of it" if pool else "",
         requires=(
             'T in ("float16", "bfloat16")',
             "groups == 1 and C <= 4 and dilation_h == 1 and dilation_w == 1",
             f"N * {height} * {width} < 2147483648",
             last,
             *(("not present(residual)",) if "residual" in tensors(words) else ()),
-            *(("pool_stride_h == 2 and pool_stride_w == 2",) if pool else ()),
+            *(
+                (f"pool_h == {window} and pool_w == {window} and pool_stride_h == 2 and pool_stride_w == 2",)
+                if pool
+                else ()
+            ),
         ),
         strides=tensors(words),
         specialize=("C", "R", "S"),
-        params=params,
-        valid=("STEP == stride_h and STEP == stride_w", *windows),
+        params={"STEP": (2, 1, 4)},
+        valid=("STEP == stride_h and STEP == stride_w",),
         constants={**tiles, **{n: e for n, e in EPILOGUES[words].items() if n != "ADD"}},
-        grid=f"{parts} * max(1, min({blocks}, 2 * multiprocessors // {parts}))",
-        block="256",
-        min_blocks=2,
-        shared_memory=f"256 * 72 * {held} + 64 * ({depth} + 8) * 2 + ({copy}) * (2 if STEP * C % 2 == 1 else 1) * 2",
-        estimate=f"5e-6 + ceildiv({blocks} * {parts}, 132) * (1.03e-6 + 256 * 64 * {depth} * 2 / 1.26e12)",
+        grid=f"{parts} * max(1, min({blocks}, {at_once} * multiprocessors // {parts}))",
+        block=str(size),
+        min_blocks=at_once,
+        shared_memory=f"{size} * 72 * {held} + 64 * ({depth} + 8) * 2 + {patch}",
+        estimate=f"5e-6 + ceildiv({blocks} * {parts}, 132) * {size} * (2.9e-9 + 64 * {depth} * 2 / 1.26e12)",
     )
 
 
@@ -172,4 +176,4 @@ def _depthwise(words: str) -> KernelSpec:
 def kernels(words: str) -> tuple[KernelSpec, ...]:
     """All of them, for the fusion of that name."""
     found = (_image(words), _tensor_core(words), _plain(words))
-    return found if words.endswith("pool") else (*found, _depthwise(words))
+    return (_image(words, 3), *found) if words.endswith("pool") else (*found, _depthwise(words))
