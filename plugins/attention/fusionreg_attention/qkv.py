@@ -131,6 +131,7 @@ def _workload(name: str, sequences: int, tokens: int, channels: int, heads: int,
             "H": heads, "transB": 1, "scaling": "usual",
             **({} if kind == "packed" else {"G": groups}), **({"is_causal": 1} if rotary else {}),
         },
+        goal="best" if tokens > 1000 else "",
         absent=("mask", *(("b",) if kind == "packed" else ("bq", "bk", "bv")), *(("gq", "gk") if rotary else ())),
         summary="a layer of a decoder in prefill" if rotary else "a layer of an encoder",
     )  # fmt: skip
