@@ -21,8 +21,6 @@ CATALOG = shipped("moe")
     [
         ("moe.routed_ffn", "tiles", "sm_80", {}),
         ("moe.routed_ffn_w8a16", "tiles", "sm_120f", {"W": "int8"}),
-        ("moe.routed_ffn_w4a16", "tiles", "sm_100f", {}),
-        ("moe.routed_ffn_w8a16", "decode", "sm_80", {}),
         ("moe.routed_ffn_w4a16", "decode", "sm_90a", {"T": "float16"}),
     ],
 )
