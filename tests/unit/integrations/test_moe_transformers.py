@@ -57,7 +57,10 @@ def lifted(block: torch.nn.Module, x: torch.Tensor) -> ExportedCallable:
 
 @pytest.mark.parametrize(
     ("model", "form"),
-    [*((m, "grouped_mm") for m in (MIXTRAL, QWEN2, QWEN3, DEEPSEEK)), (MIXTRAL, "batched_mm"), (DEEPSEEK, "batched_mm")],
+    [
+        *((m, "grouped_mm") for m in (MIXTRAL, QWEN2, QWEN3, DEEPSEEK)),
+        *((m, "batched_mm") for m in (MIXTRAL, DEEPSEEK)),
+    ],
     ids=lambda p: p if isinstance(p, str) else p[1],
 )
 def test_the_layer_is_found_and_means_the_same(registry, model, form):
