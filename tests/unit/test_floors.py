@@ -35,6 +35,7 @@ FLOORS |= {
     "fusionreg.api": 10,
     "fusionreg.checking": 10,
     "fusionreg.benching": 10,
+    "fusionreg.measuring": 10,
     "fusionreg.spreading": 10,
     "fusionreg.bisecting": 11,
     "fusionreg.inspecting": 10,
