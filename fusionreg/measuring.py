@@ -106,18 +106,13 @@ class _Worker:
 
     def run(self, job: Mapping[str, Any]) -> None:
         """Measures the sites of a job, and keeps the rows."""
-        import torch
-
-        from fusionreg.integrations.torch.bench import TorchBench
+        from fusionreg.integrations.torch.bench import TorchBench, current_device
 
         device = job["device"]
-        if device not in self.benches:
-            if torch.cuda.is_available():
-                torch.cuda.set_device(device)
-            self.benches[device] = TorchBench(self.catalog, self.cache, ("eager", "compile"), mode="default")
-        bench = self.benches[device]
-        with torch.cuda.device(device), _turn(self.cache, device):
-            sites = [Site.model_validate(s) for s in job["sites"]]
+        with current_device(device), _turn(self.cache, device):
+            if device not in self.benches:
+                self.benches[device] = TorchBench(self.catalog, self.cache, ("eager", "compile"), mode="default")
+            bench, sites = self.benches[device], [Site.model_validate(s) for s in job["sites"]]
             for row in measured(sites, bench, self.catalog, TunedParameters()):
                 keep_rows(bench.target, [row], self.catalog, self.cache)
 

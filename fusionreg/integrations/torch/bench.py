@@ -6,7 +6,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -151,6 +151,13 @@ def _timer(bench: TorchBench) -> Timer:
     if bench._timer is None:
         bench._timer = Timer(max(1 << 28, 4 * int(bench.environment["l2"])))
     return bench._timer
+
+
+@contextmanager
+def current_device(index: int) -> Iterator[None]:
+    """CUDA device ``index`` as the current one; nothing where there is none."""
+    with torch.cuda.device(index) if torch.cuda.is_available() else nullcontext():
+        yield
 
 
 @contextmanager
