@@ -48,7 +48,6 @@ def _plain(mask: str) -> KernelSpec:
         grid=f"ceildiv({rows}, 4)",
         block="128",
         estimate=f"8e-6 + B * H * Q * K * ({'6 * D + 7 * E' if mask == 'bias' else '4 * D + 5 * E'}) / 2e12",
-        pending="no GPU has run it yet" if mask else "",
     )
 
 
@@ -86,7 +85,6 @@ def _tensor_core(mask: str) -> KernelSpec:
         workspace=_STATISTICS,
         cooperative=True,
         estimate=f"1e-5 + {_work(mask)} / {_rate(mask, '1.5e14', '1.3e14', '8e13')} * (1 if WARPS == 8 else 1.2)",
-        pending="no GPU has run it yet" if mask else "",
     )
 
 
@@ -123,7 +121,6 @@ def _wgmma(mask: str) -> KernelSpec:
         workspace=_STATISTICS,
         cooperative=True,
         estimate=f"1.2e-5 + {_work(mask)} / {_rate(mask, '5e14', '1.7e14', '1e14')}",
-        pending="no GPU has run it yet" if mask else "",
     )
 
 

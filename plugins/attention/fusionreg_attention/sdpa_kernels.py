@@ -23,7 +23,7 @@ def _plain(masked: str, statistics: bool) -> KernelSpec:
         grid="ceildiv(B * H * Q, 4)",
         block="128",
         estimate="5e-6 + B * H * Q * K * (2 * D + E) / 2e12" + (_STORED if statistics else ""),
-        pending="no GPU has run it yet" if masked and statistics else "",
+        pending="lse of a masked row beside NaN is -infinity" if masked == "mask" and statistics else "",
     )
 
 
@@ -72,7 +72,7 @@ def _wgmma(masked: str, statistics: bool) -> KernelSpec:
             *(() if masked else ("CONSUMERS == 3 or BK >= 128", "FRACTION == 0 or SLACK == 8")),
             _CAPPED,
         ),
-        constants={**_switches(masked, statistics), **({} if masked else {"ALTERNATE": "1"})},
+        constants={**_switches(masked, statistics), "ALTERNATE": "1"},
         tensor_maps=(tile("q", "64 * CONSUMERS"), tile("k", "BK"), tile("v", "BK"), tile("y", "64")),
         grid="max(1, min(multiprocessors, B * H * ceildiv(Q, 64 * CONSUMERS)))",
         block="128 * (CONSUMERS + 1)",
@@ -83,7 +83,7 @@ def _wgmma(masked: str, statistics: bool) -> KernelSpec:
         + ("" if masked else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)")
         + _FEW.format(128, 3.2e10)
         + (_STORED if statistics else ""),
-        pending="no GPU has run it yet" if masked and statistics else "",
+        pending="lse of a masked row beside NaN is -infinity" if masked == "mask" and statistics else "",
     )
 
 
@@ -114,7 +114,6 @@ def _tensor_core(masked: str, statistics: bool) -> KernelSpec:
         shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked else '2.1e14'}"
         " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)" + _FEW.format(64, 1.4e10) + (_STORED if statistics else ""),
-        pending="no GPU has run it yet" if masked and statistics else "",
     )
 
 
