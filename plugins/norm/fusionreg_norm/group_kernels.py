@@ -170,7 +170,7 @@ def _last(
     held = f"{tiles} * {width} * bits(T)"
     masks = f" + {tiles} * {width}" if flags["DROPOUT"] == "1" else ""
     memory = f"{held} + THREADS * 1024 // bits(T){masks}"
-    rate = f"(2e12 if {width} * bits(T) >= 1024 else 1.7e12) + SLICE * 3e-7"
+    rate = f"({'2.6e12' if grid else '2e12'} * (1 if {width} * bits(T) >= 1024 else 0.85)) + SLICE * 3e-7"
     return KernelSpec(
         name=name,
         template="group_forward_last.cu.j2",
@@ -229,7 +229,7 @@ def _tiles(
         block="THREADS",
         shared_memory=f"0 if SLICE == 1 else {ROWS} * {WIDTH} * 8 + max(THREADS, {WIDTH}) * 8 + {WIDTH} * 8",
         min_blocks=1,
-        estimate=f"{6e-6 if grid else 4e-6} + (VEC == 8) * 1e-6"
+        estimate=f"ceildiv({units} * {blocks}, multiprocessors) * ({6e-6 if grid else 4e-6} + (VEC == 8) * 1e-6)"
         f" + {idle} * (1 if SLICE == 1 else 3) * N * C * S * bits(T) / 1e13",
         **{**fields, **({"workspace": f"N * groups * {blocks} * 8"} if grid else {})},
     )  # fmt: skip
@@ -246,4 +246,4 @@ def _waves(units: str, held: str, rate: str) -> str:
 
 def _rounds(units: str, held: str, rate: str) -> str:
     """Seconds of teams that hold so many bytes each, all of them together at a time."""
-    return f"8e-6 + ceildiv({units}, TEAMS) * (3e-6 + 2 * TEAMS * {held} / {rate})"
+    return f"4e-6 + ceildiv({units}, TEAMS) * (1e-6 + 2 * TEAMS * {held} / {rate})"
