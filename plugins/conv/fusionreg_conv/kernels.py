@@ -121,7 +121,6 @@ def _image(words: str, window: int = 2) -> KernelSpec:
         template="image.cu.j2",
         regions=() if pool else ("y",),
         summary="up to 4 channels of x: patches of images in shared memory, weights laid out once for many tiles",
-        pending="no GPU has run this text of it" if pool else "",
         requires=(
             'T in ("float16", "bfloat16")',
             "groups == 1 and C <= 4 and dilation_h == 1 and dilation_w == 1",
