@@ -41,8 +41,8 @@ class Executor:
             a matrix product only as a bias, a vector. A ``Conv`` takes all that may follow it.
         chains: whether it generates a kernel for a whole chain of point-wise operators and reductions.
         epilogues: whether it computes point-wise operators in the kernel of the product that they follow.
-        persistent: elements of a row that a generated reduction keeps in registers; of longer ones it reads its
-            inputs a second time for what follows the reduction.
+        persistent: elements of a row that a generated reduction keeps, in registers or by what the caches still have
+            of it; of longer ones it reads its inputs a second time for what follows the reduction.
         largest: nodes that one generated kernel has at most.
         columns: competitors of ``fusionreg bench`` that stand for it, the best fitting first.
     """
@@ -54,7 +54,7 @@ class Executor:
     joins: frozenset[tuple[str, str]] = frozenset()
     chains: bool = False
     epilogues: bool = False
-    persistent: int = 1024
+    persistent: int = 16384
     largest: int = 64
     columns: tuple[str, ...] = ()
 

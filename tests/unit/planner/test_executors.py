@@ -98,7 +98,7 @@ def saving(graph, beside, *fusions, **fields):
     return model(beside, **fields).on(graph).saved(m)
 
 
-@pytest.mark.parametrize(("width", "reads"), [(1024, 1), (1025, 2)])
+@pytest.mark.parametrize(("width", "reads"), [(16384, 1), (16385, 2)])
 def test_a_generated_reduction_reads_long_rows_twice(width, reads):
     graph = normalised(64, width)
     full, row = 4 * 64 * width, 4 * width
