@@ -55,7 +55,6 @@ def kernel(masked: bool, whole: bool = False) -> KernelSpec:
         workspace="0" if whole else f"{_BLOCKS} * 2 * min(16, max(1, Q * (H // G))) * (E + 4) * 4",
         cooperative=not whole,
         estimate=("5e-6 + " if whole else "6e-6 + ") + _TILES + " * K * (D + E) * 2 / 3.9e12",
-        pending="not yet run on a GPU" if whole else "",
     )  # fmt: skip
 
 

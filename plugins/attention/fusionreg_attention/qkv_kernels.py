@@ -53,7 +53,6 @@ def _fused(kind: Kind) -> KernelSpec:
         min_blocks=2,
         shared_memory="max(40960, 640 * (D + 8))",
         workspace=f"max(B * S, 1) * {columns} * 2",
-        pending="weights of fp16 reach further down now; not yet run so on a GPU",
         estimate=f"1e-5 + B * S * C * {columns} * 2 / 2e14 + B * S * S * {'N // 3' if packed else 'N'} * 4 / 1.5e14",
     )
 
@@ -112,7 +111,6 @@ def _wgmma(kind: Kind) -> KernelSpec:
         estimate="1.4e-5 + ceildiv(C, 64) * 8e-7"
         f" * ceildiv(ceildiv(B * S, 192) * ceildiv({columns}, 192), multiprocessors)"
         f" + B * S * S * {'N // 3' if packed else 'N'} * 4 / 6.5e14 * (0.6 if is_causal else 1)",
-        pending="not yet run on a GPU",
     )  # fmt: skip
 
 

@@ -75,7 +75,6 @@ _RESIDENT = KernelSpec(
     min_blocks=1,
     estimate=f"7e-7 + max(ceildiv(M * SPLIT, multiprocessors - (12 if SPLIT == 8 else 0))"
     f" * (3.1e-6 + {_ADAPTER} / SPLIT / 7.8e10), M * {_ADAPTER} / 3.5e12)",
-    pending="not yet proven on a GPU",
 )
 
 
@@ -109,7 +108,6 @@ def _grouped(split: bool) -> KernelSpec:
         programmatic=True,
         shared_memory="BYTES + THREADS // 16 * AHEAD * (32 * R + (8 * R if R < 32 else 0) + 32 * BM) + 4 * (E + 2)",
         min_blocks=1,
-        pending="loads of B ahead of their use are not yet proven on a GPU",
         estimate=f"5e-6 + max(1, SPLIT * {groups} / (1.5 * multiprocessors))"
         f" * (1e-6 + 5e-7 * BM + {_ADAPTER} / SPLIT / 1.5e10)",
     )  # fmt: skip

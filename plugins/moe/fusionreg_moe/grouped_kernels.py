@@ -85,7 +85,6 @@ def wgmma(*, gather: bool = False, combine: bool = False) -> KernelSpec:
         template="grouped_wgmma.cu.j2",
         summary="wgmma over tiles of a group's rows; matrices by TMA, rows by cp.async from where they lie; persistent",
         targets="sm_90a",
-        pending="no GPU has run it yet",
         requires=(
             'T in ("float16", "bfloat16")',
             "K % 8 == 0 and N % 8 == 0",

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec, TensorMap
 
-_NEW = "no GPU has run it yet"
-
 PLAIN = KernelSpec(
     name="plain",
     template="routed_backward_plain.cu.j2",
     summary="a block for each token, then for each row of a matrix: any shape, alignment and number of experts",
     rounding="per_op",
-    pending=_NEW,
     requires=("E <= 2147483647 - 32",),
     strides=("dy", "x", "logits", "gate_up", "down"),
     constants={"THREADS": "256", "FAST": "0"},
@@ -33,7 +30,6 @@ TENSOR_CORE = KernelSpec(
     template="routed_backward.cu.j2",
     summary="tokens sorted by expert on the device; mma.sync over tiles of an expert's rows, persistent",
     rounding="per_op",
-    pending=_NEW,
     requires=(
         'T in ("float16", "bfloat16")',
         "D % 8 == 0 and I % 8 == 0",
@@ -62,7 +58,6 @@ WGMMA = KernelSpec(
     summary="tokens sorted by expert on the device; weights by TMA, rows of tokens gathered, wgmma; persistent",
     targets="sm_90a",
     rounding="per_op",
-    pending=_NEW,
     requires=(
         'T in ("float16", "bfloat16")',
         "D % 8 == 0 and I % 8 == 0 and I > 0",

@@ -6,7 +6,6 @@ from fusionreg.core.spec import Backward, Case, FusionSpec, KernelSpec, Toleranc
 
 from .routed import ATTRIBUTES, AXES, ROUTING
 
-_NEW = "no GPU has run it yet"
 _AXES = {"M": AXES["M"], "E": AXES["E"], "K": "experts of a token"}
 _CHOICE = ("K == top_k", "top_k >= 1 and top_k <= 32 and top_k <= E")
 _LOGITS = {"logits": "L[M E]", "bias": "float32[E]"}
@@ -42,7 +41,6 @@ def _kernel(*, gradient: bool) -> KernelSpec:
         name="warp",
         template="route.cu.j2",
         summary="a warp for each token",
-        pending=_NEW,
         requires=("E <= 2147483647 - 32",),
         strides=("logits",),
         constants={"THREADS": "128", "GRADIENT": str(int(gradient))},
@@ -99,7 +97,6 @@ def _sum(name: str, vector: str, summary: str, requires: tuple[str, ...] = ()) -
         name=name,
         template="gather_sum.cu.j2",
         summary=summary,
-        pending=_NEW,
         requires=("M <= 2147483647 and D <= 2147483647", *requires),
         constants={"THREADS": "256", "VEC": vector},
         grid=f"max(1, ceildiv(M * (D // ({vector})), 256))",
