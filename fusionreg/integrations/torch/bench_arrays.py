@@ -54,7 +54,8 @@ def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
 
 def _whole_numbers(subject: Subject, name: str, shape: tuple[int, ...], made: torch.Generator) -> Any:
     """See ``core.spec.WHOLE_NUMBERS``."""
-    kind, place = subject.graph.values[name].dtype, {"generator": made, "device": made.device}
+    kind = subject.graph.values[name].dtype
+    place: dict[str, Any] = {"generator": made, "device": made.device}
     if kind in ("int8", "uint8") and name not in subject.workload.values:
         return torch.randint(*((-128, 128) if kind == "int8" else (0, 256)), shape, **place)
     word, _, text = subject.workload.values.get(name, "below 2" if kind == "bool" else "below 5").partition(" ")
