@@ -178,15 +178,23 @@ def _cast(s: Site) -> Any:
 
 def _dequantize(s: Site) -> Any:
     x, scale = s.args[:2]
-    for name in ("block_size", "output_dtype"):
-        if s.attributes[name]:
-            raise unwritten(s.node, f"{name}={s.attributes[name]}")
+    if s.attributes["output_dtype"]:
+        raise unwritten(s.node, f"output_dtype={s.attributes['output_dtype']}")
     if s.given(2):
         raise unwritten(s.node, "a zero point")
-    behind = s.rank() - 1 - s.attributes["axis"] % s.rank()  # axes of x behind the one that the scale runs along
+    axis = s.attributes["axis"] % s.rank()
+    if block := s.attributes["block_size"]:
+        blocks = x.to(s.dtype(1)).unflatten(axis, (-1, block)) * scale.unsqueeze(axis + 1)
+        return blocks.flatten(axis, axis + 1)
+    behind = s.rank() - 1 - axis  # axes of x behind the one that the scale runs along
     if s.rank(1) and behind:
         scale = scale.reshape(-1, *[1] * behind)
     return x.to(s.dtype(1)) * scale
+
+
+def _unpack_int4(s: Site) -> Any:
+    (x,) = s.args
+    return torch.stack((x % 16, x >> 4), -1).flatten(-2).to(torch.int8) - 8
 
 
 def _window(s: Site, kernel: int) -> dict[str, Any]:
@@ -303,7 +311,7 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         "CastLike": lambda s: s.args[0].to(s.dtype(1)),
         "ReduceSum": _reduce(torch.sum), "ReduceMean": _reduce(torch.mean), "ReduceMax": _reduce(torch.amax),
         "ReduceMin": _reduce(torch.amin), "ReduceSumSquare": _reduce(torch.sum, of=torch.square),
-        "Cast": _cast, "DequantizeLinear": _dequantize,
+        "Cast": _cast, "DequantizeLinear": _dequantize, "fusionreg::UnpackInt4": _unpack_int4,
         "Clip": _clip, "Where": _where, "Reshape": _reshape, "Transpose": _transpose,
         "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Concat": _concat,
         "Expand": _expand,
