@@ -50,7 +50,7 @@ def compiled(kernel: str, rank: int, arches=SHIPPED, dtype: str = "bfloat16", **
 @pytest.mark.parametrize("kernel", [k.name for k in ENTRY.kernels])
 def test_every_shipped_architecture(kernel) -> None:
     found = compiled(kernel, 16)
-    assert len(found) == (3 if kernel.endswith("cluster") else 4)
+    assert len(found) == (3 if kernel == "resident" or kernel.endswith("cluster") else 4)
     for device, launch, code in found:
         assert code.registers * launch.threads <= REGISTERS_SM and code.spills == 0, (device.name, code.spills)
         assert code.shared <= STATIC_SHARED and code.shared + launch.shared_memory <= device.shared_memory

@@ -50,11 +50,9 @@ def compiled(fusion: str, kernel: str, arch: str, trans: int = 1, **dtypes: str)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100f", "sm_120f"])
 @pytest.mark.parametrize(("fusion", "kernel"), [(f, k.name) for f in NAMES[:3] for k in CATALOG[f].kernels])
 def test_other_architectures(fusion, kernel, arch) -> None:
-    found = compiled(fusion, kernel, arch)
-    if found is None:
-        assert (
-            kernel == "stream_cluster" and arch != "sm_100f"
-        )  # of clusters, and of more shared memory than sm_120 has
+    found = compiled(fusion, kernel, arch, **({"T": "float32"} if kernel == "resident" else {}))
+    if found is None:  # of clusters, and of more shared memory than sm_120 has; or of Hopper's instructions
+        assert kernel == "wgmma" or (kernel in ("stream_cluster", "resident") and arch != "sm_100f")
         return
     device, launch, code = found
     assert code.registers * launch.threads <= REGISTERS_SM

@@ -28,7 +28,7 @@ KERNELS = [(f, k.name) for f in FUSIONS for k in CATALOG[f].kernels if k.library
 def test_conforms(fusion, kernel):
     report = run(CATALOG, [fusion], kernels=[kernel], device="sim", cases="quick", cache=Cache())
     assert report.ok, "\n".join(map(str, report.failures))
-    assert report.counts["PASSED"] >= 40
+    assert report.counts["PASSED"] >= (25 if kernel == "decode_whole" else 40)  # of decoding: few queries, two dtypes
 
 
 def job(
