@@ -48,7 +48,9 @@ class Measurer:
         """
         job = json.dumps({"sites": [s.model_dump(mode="json") for s in sites], "device": device})
         with self._lock:
-            answer = self._ask(job, len(sites)) or self._ask(job, len(sites))  # it may have ended just now
+            answer = self._ask(job, len(sites))
+            if answer is None:  # it may have ended just now
+                answer = self._ask(job, len(sites))
             failed = self._failure() if answer is None else answer
         if failed:
             raise LaunchError("cannot measure", f"{len(sites)} sites", failed, "a process that measures them")

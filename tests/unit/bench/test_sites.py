@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
+from contextlib import nullcontext
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -151,3 +152,15 @@ def test_a_process_that_cannot_measure_is_told_of(catalog, monkeypatch):
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(LaunchError, match="exit status 1"):
         measurer.measure(sites, 0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "failed"), [([""], ""), (["too slow"], "too slow"), ([None, ""], ""), ([None, None], "exit status 1")]
+)
+def test_a_job_is_done_once_and_again_where_its_process_had_ended(catalog, monkeypatch, answers, failed):
+    given, told, measurer = iter(answers), [], measuring.Measurer()
+    monkeypatch.setattr(measurer, "_ask", lambda job, sites: told.append(job) or next(given))
+    monkeypatch.setattr(measurer, "_failure", lambda: "exit status 1")
+    with pytest.raises(LaunchError, match=failed) if failed else nullcontext():
+        measurer.measure([site_of(catalog, match())], 0)
+    assert len(told) == len(answers) and len(set(told)) == 1
