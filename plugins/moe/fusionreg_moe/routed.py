@@ -27,7 +27,8 @@ d = fusionreg.RoutedMatMul(Mul(a, up), down, ids, trans=1)
 y = fusionreg.RoutedSum(d, weights)
 """
 
-_CASES = (
+#: Choices of one expert, and of all.
+FEW_AND_ALL = (
     Case(
         name="one_expert_each",
         axes={"M": 21, "D": 72, "E": 5, "J": 80, "I": 40},
@@ -40,6 +41,9 @@ _CASES = (
         attributes={"top_k": 3, "scoring": "softmax_after", "activation": "relu2"},
         summary="as many as there are",
     ),
+)
+_CASES = (
+    *FEW_AND_ALL,
     Case(
         name="one_for_all",
         axes={"M": 150, "D": 64, "E": 6, "J": 48, "I": 24},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fusionreg.core.spec import Case, FusionSpec, Tolerance
 
-from .routed import ATTRIBUTES, AXES, ROUTING
+from .routed import ATTRIBUTES, AXES, FEW_AND_ALL, GATE, ROUTING
 from .routed_backward_kernels import KERNELS
 from .routed_workloads import GRADIENT_WORKLOADS
 
@@ -19,8 +19,7 @@ Swish=fusionreg.SwishGrad, Gelu=fusionreg.GeluGrad, gelu_tanh=fusionreg.GeluGrad
 _PATTERN = f"""
 {ROUTING}
 h = fusionreg.RoutedMatMul(Unsqueeze(x, (1,)), gate_up, ids, trans=1)
-gate, up = Split(h, axis=-1, num_outputs=2)
-a = any_of(Swish, Gelu, "activation", gelu_tanh=Gelu(approximate="tanh"), relu2=fusionreg.SquaredRelu)(gate)
+{GATE}
 p = Mul(a, up)
 q = fusionreg.RoutedMatMul(Unsqueeze(dy, (1,)), down, ids)
 dweights = ReduceSum(Mul(Cast(q, to="float32"), Cast(p, to="float32")), (-1,), keepdims=0)
@@ -35,18 +34,7 @@ ddown = fusionreg.RoutedOuter(Unsqueeze(dy, (1,)), weighed, ids, down)
 """
 
 _CASES = (
-    Case(
-        name="one_expert_each",
-        axes={"M": 21, "D": 72, "E": 5, "J": 80, "I": 40},
-        attributes={"top_k": 1, "activation": "Gelu"},
-        summary="the highest logit alone",
-    ),
-    Case(
-        name="all_experts",
-        axes={"M": 9, "D": 64, "E": 3, "J": 64, "I": 32},
-        attributes={"top_k": 3, "scoring": "softmax_after", "activation": "relu2"},
-        summary="as many as there are",
-    ),
+    *FEW_AND_ALL,
     Case(
         name="one_for_all",
         axes={"M": 150, "D": 64, "E": 6, "J": 48, "I": 24},

@@ -5,8 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
-from contextlib import nullcontext
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
