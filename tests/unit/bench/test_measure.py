@@ -18,11 +18,10 @@ from fusionreg.core.bench import (
     current,
     measure,
     prepare,
-    subjects,
 )
 from fusionreg.core.bench.measure import ROUNDS, Prepared, compete
 from fusionreg.core.bench.results import Results, file_name, read
-from fusionreg.core.errors import FusionregError, LaunchError, ModelError, UnknownNameError
+from fusionreg.core.errors import LaunchError, ModelError
 from fusionreg.core.spec import Workload
 
 OPS = kit.vocabulary()
@@ -293,29 +292,6 @@ def test_results_round_trip(every, tmp_path) -> None:
     found = go(every, FakeBench(), tmp_path)
     assert read(found.path) == found.results == Results.model_validate_json(found.path.read_text())
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
-
-
-def test_which_workloads(tmp_path) -> None:
-    rows = [Workload(name=n, row=r, axes={"M": 8, "N": 32}, dtypes={"T": "float32"})
-            for n, r in (("a1", "S8"), ("a2", "S8 more"), ("b1", ""))]  # fmt: skip
-    catalog = plugin_kit.catalog(tmp_path, {"k.cu.j2": plugin_kit.ADD_RELU}, plugin_kit.add_relu(workloads=tuple(rows)))
-
-    def names(*only: str, fusions=()) -> list[str]:
-        return [s.workload.name for s in subjects(catalog, "sm_90a", fusions, only)]
-
-    assert names() == ["a1", "a2", "b1"] and names("a*") == ["a1", "a2"] and names("S8") == ["a1"]
-    assert names("S8*", "b1", fusions=["acme.add_relu"]) == ["a1", "a2", "b1"]
-    with pytest.raises(UnknownNameError):
-        names("zzz")
-    with pytest.raises(UnknownNameError):
-        names(fusions=["acme.nothing"])
-
-
-def test_a_workload_that_nothing_admits(tmp_path) -> None:
-    entry = plugin_kit.entry(tmp_path, constraints=("N % 5 == 0",))
-    workload = Workload(name="w", axes={"M": 8, "N": 32}, dtypes={"T": "float32"})
-    with pytest.raises(FusionregError, match="unusable workload"):
-        Subject.of(entry, workload, "sm_90a", OPS)
 
 
 def test_a_row_measured_against_fewer_is_measured_anew(every, tmp_path) -> None:
