@@ -16,7 +16,7 @@ from ..matcher.search import Search, View, scan
 from ..ops import Vocabulary
 from ..pattern.instantiate import PatternGraph
 from ..rewrite import replace_nodes
-from .engine import Emitter, Rule, compile_rules
+from .engine import Emitter, Rule, compile_rules, relevant
 from .experts import ACTIVATIONS, PRODUCTS
 from .site import Site
 
@@ -64,9 +64,10 @@ _ADDED = (
     'ScatterND(base, {token}, Cast(Mul(Cast(d, to="float32"), share), to=kind), reduction="add")',
 )
 _TURNS = tuple(
-    (
-        activation,
+    Rule(
+        "expert_loop",
         turn.format(rows=taken, products=experts.format(activation.format(gate)), scattered=added.format(token=token)),
+        PRODUCTS.format(activated=activation.format("g")),
     )
     for turn, rows, token in ((_TURN, _ROWS, "Unsqueeze(token, one)"), (_TURN_ONNX, _ROWS_ONNX, "token"))
     for activation, taken, (experts, gate), added in product(
@@ -77,10 +78,10 @@ _TURNS = tuple(
 
 def lift_loops(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None = None) -> Graph:
     """The graph with such loops as layers; the same where there are none."""
-    if not {"NonZero", "GatherND", "ScatterND"} <= {n.op for n in graph.nodes}:
+    rules = relevant(_TURNS, {n.op for n in graph.nodes})
+    if not rules:
         return graph
-    names = [PRODUCTS.format(activated=activation.format("g")) for activation, _ in _TURNS]
-    compiled = compile_rules([Rule("turn", text, name) for (_, text), name in zip(_TURNS, names, strict=True)], ops)
+    compiled = compile_rules(rules, ops)
     view = View(graph)
     turns: dict[str, tuple[int, Site]] = {}  # by the value that a turn gives
     for node, i, anchor in scan(view, compiled.index):
@@ -102,7 +103,7 @@ def lift_loops(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None 
         if made is not None:
             replacements.append(made)
             if log is not None:
-                log.append(("expert_loop", site.found.root.name))
+                log.append((rules[index].name, site.found.root.name))
     return replace_nodes(graph, replacements) if replacements else graph
 
 
