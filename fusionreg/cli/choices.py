@@ -15,7 +15,7 @@ MODEL_HELP = (
     "a .onnx or .pt2 file, of which nothing is executed, or package.module:factory, which imports that module and "
     "calls factory: its code is run"
 )
-EXECUTOR_HELP = "Spread the work over gpus, gpus:N, processes:N or dask:ADDRESS (default: this process alone)."
+EXECUTOR_HELP = "Spread the work over gpus, gpus:N, gpus:NxM, processes:N or dask:ADDRESS (default: this process)."
 INPUT_HELP = "Of package.module:factory, the type of an input, NAME=SHAPE:DTYPE, as in x=8x128:float32; once for each."
 
 

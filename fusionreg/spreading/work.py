@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusionreg import benching
 from fusionreg.core.bench import Outcome, Preparation, Results, current, gains
@@ -32,10 +33,15 @@ from fusionreg.core.registry.catalog import Catalog, load
 
 from .workers import Lost, Workers
 
+if TYPE_CHECKING:
+    from fusionreg.core.registry.entries import FusionEntry, KernelEntry
+
 #: Facts of a run in which workers may not differ where their results become one piece of evidence.
 SAME = ("device", "gpu", "driver", "nvrtc", "target")
 #: Workloads that a worker takes at a time.
 AT_ONCE = 8
+#: What all cases of a kernel without evidence are taken to need.
+SECONDS = 10.0
 
 _catalog = cache(load)
 
@@ -67,40 +73,55 @@ def run(
     progress: Progress | None = None,
     evidence: Path | None = None,
 ) -> Report:
-    """As :func:`fusionreg.core.proof.prove.prove`, kernels and, of few kernels, their cases spread over workers.
+    """As :func:`fusionreg.core.proof.prove.prove`, kernels and parts of their cases spread over workers.
 
-    A part whose workers died is an evaluation that failed. Raises :class:`ArgumentError` where workers differ in what
-    evidence names, or have other kernels than are installed here.
+    What took longest when evidence was last written begins first. Evidence of a kernel is written as soon as all of its
+    parts have come. A part whose workers died is an evaluation that failed. Raises :class:`ArgumentError` where workers
+    differ in what evidence names, or have other kernels than are installed here.
     """
     catalog = load()
     chosen = chosen_kernels(catalog, names, kernels)
-    parts = max(1, -(-2 * on.count // len(chosen)))
-    items = [(e.name, k.name, device, cases, (i, parts)) for e, k in chosen for i in range(parts)]
+    seconds = [_seconds(e, k) for e, k in chosen]
+    parts = [ceil(s * 2 * on.count / sum(seconds)) for s in seconds]
+    items = [(e.name, k.name, device, cases, (i, n)) for (e, k), n in zip(chosen, parts, strict=True) for i in range(n)]
+    expected = [s / n for s, n in zip(seconds, parts, strict=True) for _ in range(n)]
+    order = sorted(range(len(items)), key=lambda i: -expected[i])
     found: dict[int, Report] = {}
+    whole: dict[str, list[Report]] = {}
+    digests: dict[str, str] = {}
     facts: dict[str, Any] = {}
-    for index, made in on.map(proof, items):
-        name, kernel, *_, (i, _) = items[index]
+    for ended, made in on.map(proof, [items[i] for i in order]):
+        index = order[ended]
+        name, kernel, *_, (i, n) = items[index]
+        key = f"{name}/{kernel}"
         if isinstance(made, Lost):
-            lost = Evaluation(name, kernel, f"part {i + 1} of {parts}", "", Status.RUNTIME_ERROR, reason=made.reason)
+            lost = Evaluation(name, kernel, f"part {i + 1} of {n}", "", Status.RUNTIME_ERROR, reason=made.reason)
             made = Report((lost,)), ""
         else:
-            _same(facts, made[0].environment, f"{name}/{kernel}")
-            if evidence is not None and i == 0 and made[1] != _digest(catalog[name], kernel):
+            _same(facts, made[0].environment, key)
+            if evidence is not None and i == 0 and not on.here and made[1] != _digest(catalog[name], kernel):
                 raise ArgumentError(
-                    "cannot write evidence", f"of {name}/{kernel}", "a worker has another version of it than is here",
+                    "cannot write evidence", f"of {key}", "a worker has another version of it than is here",
                     "the same plugins everywhere",
                 )  # fmt: skip
         found[index] = made[0]
+        whole.setdefault(key, []).append(made[0])
+        digests[key] = made[1] or digests.get(key, "")
+        if evidence is not None and len(whole[key]) == n:
+            proofs.write(evidence, proofs.collect(_joined(whole[key]), [catalog[name]], digests))
         if progress is not None and made[0].evaluations:
             progress(len(found), len(items), made[0].evaluations[-1])
-    ordered = [found[i] for i in sorted(found)]
-    report = Report(
-        tuple(e for part in ordered for e in part.evaluations), (),
-        next((r.environment for r in ordered if "target" in r.environment), ordered[0].environment),
-    )  # fmt: skip
-    if evidence is not None:
-        proofs.write(evidence, proofs.collect(report, list(dict.fromkeys(e for e, _ in chosen))))
-    return report
+    return _joined([found[i] for i in sorted(found)])
+
+
+def _seconds(entry: FusionEntry, kernel: KernelEntry) -> float:
+    """How long all cases of a kernel took when its evidence was written; :data:`SECONDS` where there is none."""
+    return max((row.seconds for row in proofs.held(entry)[kernel.name]), default=0.0) or SECONDS
+
+
+def _joined(reports: Sequence[Report]) -> Report:
+    environment = next((r.environment for r in reports if "target" in r.environment), reports[0].environment)
+    return Report(tuple(e for part in reports for e in part.evaluations), (), environment)
 
 
 def _same(facts: dict[str, Any], environment: Any, whom: str) -> None:

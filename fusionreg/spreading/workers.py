@@ -1,4 +1,4 @@
-"""Workers: processes of this machine, one for each of its GPUs, or those of a Dask cluster.
+"""Workers: processes of this machine, one or more for each of its GPUs, or those of a Dask cluster.
 
 What a worker had in hand when it died is done again by another one; what has killed :data:`ATTEMPTS` of them is
 :class:`Lost`, and everything else goes on.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,7 +23,9 @@ from fusionreg.core.errors import ArgumentError, FusionregError, MissingDependen
 #: How often work is begun before it counts as what kills its workers.
 ATTEMPTS = 2
 
-FORMS = "gpus, gpus:N, processes:N or dask:ADDRESS"
+FORMS = "gpus, gpus:N, gpus:NxM, processes:N or dask:ADDRESS"
+
+_GPUS = re.compile(r"gpus(?::([0-9]+)(?:x([1-9][0-9]*))?)?")
 
 Work = Callable[..., Any]
 """A function of a module, so that workers can import it."""
@@ -40,9 +43,11 @@ class Workers(Protocol):
 
     Attributes:
         count: how many there are at the start.
+        here: whether they are processes of this machine, which load the plugins that this process loads.
     """
 
     count: int
+    here: bool
 
     def map(self, work: Work, items: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
         """(index, ``work(*items[index])`` or :class:`Lost`) for each item, in the order in which they end.
@@ -53,7 +58,8 @@ class Workers(Protocol):
 
 
 def workers(text: str) -> Workers:
-    """The workers that a text names: ``gpus`` of this host, ``gpus:N`` of them, ``processes:N``, ``dask:ADDRESS``.
+    """The workers that a text names: ``gpus`` of this host, ``gpus:N`` of them, ``gpus:NxM``: M processes on each,
+    ``processes:N``, ``dask:ADDRESS``.
 
     Raises: :class:`ArgumentError` for another text, :class:`MissingDependencyError` where there is no GPU or no
     ``distributed``, or no scheduler answers.
@@ -61,12 +67,12 @@ def workers(text: str) -> Workers:
     kind, _, rest = text.partition(":")
     if kind == "dask" and rest:
         return DaskWorkers(rest)
-    if kind == "gpus" and (not rest or rest.isdecimal()):
+    if form := _GPUS.fullmatch(text):
         devices = visible_devices()
-        wanted = int(rest) if rest else len(devices)
+        wanted = int(form[1]) if form[1] else len(devices)
         if not 1 <= wanted <= len(devices):
             raise ArgumentError("too many workers", text, f"{len(devices)} GPUs are here", f"1 to {len(devices)} GPUs")
-        return LocalWorkers([{"CUDA_VISIBLE_DEVICES": device} for device in devices[:wanted]])
+        return LocalWorkers([{"CUDA_VISIBLE_DEVICES": d} for d in devices[:wanted]] * int(form[2] or 1))
     if kind == "processes" and rest.isdecimal() and int(rest) > 0:
         return LocalWorkers([{}] * int(rest))
     raise ArgumentError("unknown executor", repr(text), "", FORMS)
@@ -89,6 +95,8 @@ def visible_devices() -> list[str]:
 
 class LocalWorkers:
     """Processes of this machine, each with an environment of its own."""
+
+    here = True
 
     def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
         self.environments = tuple(environments)
@@ -156,6 +164,8 @@ def _begin(environment: Mapping[str, str]) -> None:
 
 class DaskWorkers:
     """Workers of a Dask cluster, each of which has one GPU, or none, and runs one thing at a time."""
+
+    here = False
 
     def __init__(self, address: str) -> None:
         try:

@@ -47,7 +47,9 @@ def test_an_error_is_raised_here() -> None:
         list(LocalWorkers([{}]).map(spread_work.fails, [(4,)]))
 
 
-@pytest.mark.parametrize("text", ["", "gpu", "processes", "processes:0", "processes:x", "dask", "dask:", "gpus:x"])
+@pytest.mark.parametrize(
+    "text", ["", "gpu", "processes", "processes:0", "processes:x", "dask", "dask:", "gpus:x", "gpus:1x0"]
+)
 def test_unknown_executors(text) -> None:
     with pytest.raises(ArgumentError, match=r"unknown executor.*processes:N"):
         workers(text)
@@ -64,6 +66,7 @@ def test_gpus_of_this_host(monkeypatch) -> None:
     assert visible_devices() == ["0", "1", "2", "3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,2,7")
     assert [e["CUDA_VISIBLE_DEVICES"] for e in workers("gpus:3").environments] == ["GPU-a", "GPU-b", "2"]
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in workers("gpus:2x3").environments] == ["GPU-a", "GPU-b"] * 3
     with pytest.raises(ArgumentError, match="4 GPUs are here"):
         workers("gpus:5")
 
@@ -120,11 +123,13 @@ class Answers:
     """Workers that give what a test wants."""
 
     count = 2
+    here = False
 
     def __init__(self, answer) -> None:
         self.answer = answer
 
     def map(self, work, items):
+        self.items = items
         for i in reversed(range(len(items))):
             yield i, self.answer(*items[i])
 
@@ -166,15 +171,35 @@ def test_no_evidence_of_another_version(tmp_path) -> None:
     assert not path.exists()
 
 
-def test_evidence_of_all_parts(tmp_path) -> None:
-    entry = load()[FUSION]
+def test_what_took_long_is_cut_and_begins_first_and_evidence_comes_as_kernels_end(tmp_path, monkeypatch) -> None:
+    entry = load()["attention.softmax"]
+    first, *others = entry.kernels
+    assert others
+    seconds = {k.key: 3.0 for k in others} | {first.key: 5.0 * len(others)}
+    monkeypatch.setattr(work, "_seconds", lambda _, kernel: seconds[kernel.key])
+    path = tmp_path / "evidence.json"
+    there = []
 
     def answer(fusion, kernel, device, cases, part):
-        return gpu_report(fusion, kernel, part), work._digest(entry, kernel)
+        there.append(len(json.loads(path.read_text())["kernels"]) if path.exists() else 0)
+        return gpu_report(fusion, kernel, part), f"digest of {kernel}" if part[0] == 0 else ""
 
-    path = tmp_path / "evidence.json"
-    spreading.run(Answers(answer), (FUSION,), device="cuda", cases="all", evidence=path)
+    on = Answers(answer)
+    on.here = True
+    spreading.run(on, (entry.name,), device="cuda", cases="all", evidence=path)
     rows = json.loads(path.read_text())["kernels"]
-    assert [(r["kernel"], r["passed"]) for r in rows] == [
-        (k.key, 1 if len(entry.kernels) > 4 else max(1, -(-4 // len(entry.kernels)))) for k in entry.kernels
-    ]
+    parts = {first.key: 3} | {k.key: max(1, -(-12 // (8 * len(others)))) for k in others}
+    assert {r["kernel"]: r["passed"] for r in rows} == parts
+    assert {r["digest"] for r in rows} == {f"digest of {k.name}" for k in entry.kernels}
+    assert [i[1] for i in on.items[:3]] == [first.name] * 3
+    assert there[len(others) * parts[others[0].key]] == len(others)
+
+
+def test_what_a_kernel_took_is_read_from_its_evidence(monkeypatch) -> None:
+    entry = load()[FUSION]
+    kernel = entry.kernels[0]
+    rows = proofs.held(entry)[kernel.name]
+    assert rows
+    assert work._seconds(entry, kernel) == max(r.seconds for r in rows)
+    monkeypatch.setattr(proofs, "held", lambda _: {kernel.name: ()})
+    assert work._seconds(entry, kernel) == work.SECONDS

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..conformance import cases, coverage
 from ..errors import FusionregError, ModelError
+from ..frozen import FrozenDict
 from ..problem import combinations
 from ..render import KernelSource, render, variant
 from ..render.source import symbol
@@ -110,8 +111,12 @@ def stripped(text: str) -> str:
     return " ".join(_NOISE.sub(lambda m: m[1] or " ", text).split())
 
 
-def collect(report: Report, entries: Iterable[FusionEntry]) -> list[Evidence]:
+def collect(
+    report: Report, entries: Iterable[FusionEntry], digests: Mapping[str, str] = FrozenDict()
+) -> list[Evidence]:
     """Evidence from a report of all cases on a GPU: for every kernel with a passed case and no failed one.
+
+    ``digests``: by ``fusion/kernel``, where they are known already.
 
     :class:`FusionregError` for a report of the simulator, or of the quick cases alone.
     """
@@ -130,7 +135,7 @@ def collect(report: Report, entries: Iterable[FusionEntry]) -> list[Evidence]:
             found.append(
                 Evidence(
                     kernel.key,
-                    digest(entry, kernel),
+                    digests.get(kernel.key) or digest(entry, kernel),
                     str(facts["target"]),
                     str(facts["gpu"]),
                     str(facts["driver"]),
