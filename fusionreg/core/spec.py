@@ -326,6 +326,8 @@ class FusionSpec(Record):
     """One line on each axis, for ``show``; axes not listed are documented by their name alone."""
     extents: FrozenDict[Identifier, int] = EMPTY
     """Extents of axes in derived conformance cases, where the general ones (32, 48, 64, …) make many large tensors."""
+    sizes: FrozenDict[Identifier, float] = EMPTY
+    """What random values of inputs are multiplied by in conformance cases: of scales, whose own size is not one."""
     attributes: FrozenDict[Identifier, AttributeSpec] = EMPTY
     """What a site binds besides tensors."""
     constraints: Texts = ()

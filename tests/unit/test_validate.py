@@ -46,7 +46,9 @@ OPTIONAL_INT = AttributeSpec(type="int")
         ({"dtypes": {"T": ("float16",), "U": ("float16",)}}, "dtypes.U", "no tensor has it"),
         ({"attributes": {"transB": TRANSB, "alpha": FLOAT}}, "attributes.alpha", "no pattern binds it"),
         ({"tolerances": [Tolerance(dtype="float64", ulp=1, reason="r")]}, "tolerances[0]", "no output is 'float64'"),
+        ({"sizes": {"q": 0.5}}, "sizes", "q = 0.5"),
         # what cannot be
+        ({"sizes": {"x": -1.0}}, "sizes", "x = -1.0"),
         ({"constraints": ("K < 64", "K >= 128")}, "constraints[1]", "holds for no problem"),
         ({"constraints": ("K % 8 == 9",)}, "constraints[0]", "holds for no problem"),
         ({"constraints": ('T == "float32"',)}, "constraints[0]", "compared with 'float32'"),

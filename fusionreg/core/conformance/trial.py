@@ -96,7 +96,8 @@ class Trial:
         found = {}
         for name, shape in self.shapes(entry).items():
             seed = (zlib.crc32(f"{entry.name}:{self.stem or self.name}:{name}".encode()), replica)
-            array = values.generate(self.values.get(name, "normal"), seed, shape, self.dtype_of(entry, name))
+            kind, size = self.dtype_of(entry, name), entry.spec.sizes.get(name, 1.0)
+            array = values.generate(self.values.get(name, "normal"), seed, shape, kind, size)
             found[name] = arrange(array, self.layouts.get(name, "contiguous"))
         return found
 

@@ -169,13 +169,19 @@ GENERATORS: Mapping[str, Generator] = FrozenDict(
     special=_sprinkled(np.nan, np.inf, -np.inf, -0.0, 0.0),
 )
 
+#: Generators of random values of natural size, which a spec's ``sizes`` are of.
+_RANDOM = ("normal", "small", "uniform", "nan", "inf", "special")
+
 #: Generators of whole numbers, which integer tensors take too.
 _WHOLE = ("zeros", "ones", "integers", "rising", "bytes", "seed")
 
 
-def generate(name: str, seed: tuple[int, ...], shape: tuple[int, ...], dtype_name: str) -> np.ndarray:
+def generate(
+    name: str, seed: tuple[int, ...], shape: tuple[int, ...], dtype_name: str, size: float = 1.0
+) -> np.ndarray:
     """An array of ``shape`` and dtype from the generator ``name``, or filled with the number that ``name`` spells.
 
+    ``size``: what random values of natural size are multiplied by.
     Integer and bool tensors take whole numbers from the generators that make them; see :func:`check`.
     """
     kind = dtype(dtype_name)
@@ -187,6 +193,7 @@ def generate(name: str, seed: tuple[int, ...], shape: tuple[int, ...], dtype_nam
         values = rng.integers(0, 2, shape)
     else:
         values = GENERATORS[name](rng, shape, kind)
+        values = values * size if name in _RANDOM else values
     if kind.kind == "u":
         values = np.abs(values)
     with np.errstate(over="ignore", invalid="ignore"):

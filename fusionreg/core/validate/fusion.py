@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import product
-from math import isfinite, isnan, prod
+from math import inf, isfinite, isnan, prod
 from typing import Any
 
 from ..dtypes import DTYPES
@@ -67,6 +67,9 @@ def check_fusion(
     for axis, extent in spec.extents.items():
         if axis not in entry.axes or extent < 1:
             problems.add("extents", f"{axis} = {extent}", f"a positive extent of {', '.join(entry.axes)}")
+    for name, size in spec.sizes.items():
+        if name not in inputs or not 0 < size < inf:
+            problems.add("sizes", f"{name} = {size}", f"a positive number for one of {', '.join(inputs)}")
     for output, like in spec.layouts.items():
         if like not in inputs or _ranks(inputs[like]) != _ranks(outputs.get(output)):
             problems.add("layouts", f"{output} like {like}", "an output, and an input of its rank")

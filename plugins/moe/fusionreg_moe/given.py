@@ -80,6 +80,7 @@ def _given(spec: FusionSpec, words: str, small: dict[str, int]) -> FusionSpec:
         },
         axes={**spec.axes, "top_k": "experts of a token"},
         extents={**spec.extents, "top_k": 2},
+        sizes=spec.sizes,
         attributes={name: a for name, a in spec.attributes.items() if name not in _OF_ROUTERS},
         autocast="lower",
         constraints=(

@@ -117,6 +117,7 @@ ROUTED_FFN_W4A16 = FusionSpec(
         "H": "blocks of it",
     },
     extents={"M": 8, "D": 256, "C": 128, "G": 2, "E": 5, "J": 256, "B": 64, "H": 1},
+    sizes={"gate_up_scale": 0.01, "down_scale": 0.01},
     attributes={
         **ATTRIBUTES,
         "block": AttributeSpec(type="int", default=128, static=True, summary="weights of a row with one scale"),

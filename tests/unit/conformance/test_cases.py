@@ -169,6 +169,15 @@ def test_generators_fill_every_dtype(name, kind):
     assert values.generate(name, (7,), (0, 5), kind).size == 0 and values.generate(name, (7,), (), kind).shape == ()
 
 
+def test_random_values_have_the_size_that_a_spec_tells():
+    for name, scaled in (("normal", True), ("special", True), ("large", False), ("zeros", False), ("0.5", False)):
+        whole, half = (values.generate(name, (7,), (3, 5), "float32", size) for size in (1.0, 0.5))
+        np.testing.assert_array_equal(half, whole * 0.5 if scaled else whole)
+    entry = shipped("moe")["moe.routed_ffn_w4a16"]
+    trial = next(t for t in derive(entry, entry.kernel("plain"), TARGET) if t.name.endswith("base"))
+    assert np.abs(trial.arrays(entry)["down_scale"]).max() < 0.1 < np.abs(trial.arrays(entry)["x"]).max()
+
+
 def test_sweep_puts_one_point_into_every_row():
     swept = values.generate("sweep", (1,), (2, 20, 5), "float32")
     assert (swept[..., 1:] == 0).all() and {2.7, -2.7, -1e4} <= {round(float(v), 3) for v in swept[..., 0].ravel()}
