@@ -1,7 +1,9 @@
-"""One small case of every kernel under compute-sanitizer: ``python tools/sanitize.py [--json FILE] [FUSION …]``.
+"""One small case of every kernel under compute-sanitizer: ``python tools/sanitize.py [--json FILE] [NAME …]``, names of
+fusions or of kernels (``fusion/kernel``).
 
-For each kernel and each tool (memcheck, racecheck) a process of its own runs the kernel's first plain conformance case
-on the GPU. Exit status 1 when a tool reports an error or a case does not pass. Needs a GPU and compute-sanitizer.
+For each kernel and each tool (memcheck, racecheck) a process of its own, ``--jobs`` of them at a time, runs the
+kernel's first plain conformance case on the GPU. Rows are written as they come. Exit status 1 when a tool reports an
+error or a case does not pass. Needs a GPU and compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,7 +43,11 @@ def one(kernel: str) -> int:
 
 def check(kernel: str, tool: str) -> dict[str, Any]:
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, __file__, "--one", kernel]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=300)
+    except subprocess.TimeoutExpired as late:
+        words = f"no end within {late.timeout} s"
+        return {"kernel": kernel, "tool": tool, "summary": words, "case": "", "clean": False}
     text = done.stdout + done.stderr
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
     case = re.findall(rf"^{re.escape(kernel)}\[.*", text, re.M)
@@ -52,26 +60,37 @@ def check(kernel: str, tool: str) -> dict[str, Any]:
     }
 
 
+def kernels(names: Sequence[str]) -> list[str]:
+    """Those that names of fusions and kernels stand for; all without any."""
+    from fusionreg.core.registry.catalog import load
+
+    catalog = load()
+    whole = [n for n in names if "/" not in n] if names else sorted(catalog.fusions)
+    fusions = [e.name for e in catalog.entries(whole)]
+    single = [catalog[n.partition("/")[0]].kernel(n.partition("/")[2]).key for n in names if "/" in n]
+    return list(dict.fromkeys([*(k.key for name in fusions for k in catalog[name].kernels), *single]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("fusions", nargs="*", help="fusions; all by default")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="fusions or kernels; all by default")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--json", type=Path, help="write the findings there as well")
     options = parser.parse_args()
     if options.one:
         return one(options.one)
-    from fusionreg.core.registry.catalog import load
-
-    catalog = load()
-    names = [e.name for e in catalog.entries(options.fusions or sorted(catalog.fusions))]
-    rows = [check(k.key, tool) for name in names for k in catalog[name].kernels for tool in TOOLS]
-    for row in rows:
-        verdict = "clean" if row["clean"] else "FAULT"
-        print(f"{row['kernel']:32} {row['tool']:10} {verdict}  {row['summary']}  {row['case']}")
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "rows": rows}
-        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for done in as_completed([pool.submit(check, k, tool) for k in kernels(options.names) for tool in TOOLS]):
+            row = done.result()
+            rows.append(row)
+            verdict = "clean" if row["clean"] else "FAULT"
+            print(f"{row['kernel']:32} {row['tool']:10} {verdict}  {row['summary']}  {row['case']}", flush=True)
+            if options.json:
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "rows": rows}
+                options.json.write_text(json.dumps(facts, indent=1) + "\n")
     return 0 if all(row["clean"] for row in rows) else 1
 
 
