@@ -144,7 +144,7 @@ def test_arguments_are_checked(runtime):
         run(x)
 
 
-# --- random numbers (C03) --------------------------------------------------------------------------------------------
+# --- random numbers --------------------------------------------------------------------------------------------------
 
 
 def test_masks_follow_the_generator(dropout):
@@ -207,7 +207,7 @@ def test_a_training_step():
     assert not run.outputs.requires_grad
 
 
-# --- errors inside a capture (F04) -----------------------------------------------------------------------------------
+# --- errors inside a capture -----------------------------------------------------------------------------------------
 
 
 def test_a_first_call_inside_a_capture_says_so(runtime):

@@ -74,7 +74,7 @@ def test_cpu_and_gpu_do_not_mix(runtime):
     torch.cuda.synchronize()
 
 
-# --- F01: the caller's stream ----------------------------------------------------------------------------------------
+# --- the caller's stream ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bound", [False, True])
@@ -126,7 +126,7 @@ def test_a_thread_that_never_used_cuda(runtime):
     assert len(found) == 1 and (found[0] == 1).all()
 
 
-# --- F03: devices ----------------------------------------------------------------------------------------------------
+# --- devices ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_current_device_stays(runtime):
@@ -174,7 +174,7 @@ def test_import_and_discovery_leave_cuda_alone():
     assert done.returncode == 0 and done.stdout.strip() == "3", done.stderr
 
 
-# --- F04: CUDA graphs ------------------------------------------------------------------------------------------------
+# --- CUDA graphs -----------------------------------------------------------------------------------------------------
 
 
 def test_the_first_call_inside_a_capture_is_a_clear_error(runtime):
@@ -218,7 +218,7 @@ def test_a_warm_call_synchronises_and_allocates_nothing_of_its_own(runtime):
     assert torch.cuda.mem_get_info()[0] == free and torch.cuda.memory_reserved() == reserved
 
 
-# --- F05: lifetimes --------------------------------------------------------------------------------------------------
+# --- lifetimes -------------------------------------------------------------------------------------------------------
 
 
 def test_temporaries_on_side_streams(runtime):
@@ -248,7 +248,7 @@ def test_memory_stays_flat(runtime):
     assert torch.cuda.memory_allocated() == before
 
 
-# --- D01, D02, D04: sizes --------------------------------------------------------------------------------------------
+# --- sizes -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (8, 0), (3, 0, 96)])

@@ -71,7 +71,7 @@ def test_inductor(operators, name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_f21_autocast_gives_the_dtypes_of_torch(operators, dtype):
+def test_autocast_gives_the_dtypes_of_torch(operators, dtype):
     x, scale, bias = (torch.randn(s, device="cuda") for s in ((8, 64), (64,), (64,)))
     w = torch.randn(64, 32, device="cuda")
     image, channels = torch.randn(2, 8, 4, 4, device="cuda").to(dtype), torch.rand(8, device="cuda")
@@ -118,7 +118,7 @@ def captured(step):
     return graph, outputs
 
 
-def test_c03_every_replay_has_its_own_mask(step):
+def test_every_replay_has_its_own_mask(step):
     """Other calls between two replays take nothing from them, and the seed decides after the capture too."""
     graph, (y, dx) = captured(step)
 
@@ -140,7 +140,7 @@ def test_c03_every_replay_has_its_own_mask(step):
     assert not torch.equal(replay(), first)
 
 
-def test_c03_graphed_callables(operators):
+def test_graphed_callables(operators):
     """``torch.cuda.make_graphed_callables``: forward and backward are two graphs, and the backward one has the mask."""
     op, rng = operators["norm.gelu_dropout_layernorm"], operators.rng
 

@@ -70,7 +70,7 @@ def test_corners(queries, keys, diagonal, first, runtime):
 
 
 def test_a_row_without_keys_is_nobody_elses(runtime):
-    """N04: row 2 of a bool mask is all hidden: NaN, as the operators have it, and the others as without it."""
+    """Row 2 of a bool mask is all hidden: NaN, as the operators have it, and the others as without it."""
     x, mask = normal(1, 2, 4, 8), np.zeros((1, 1, 4, 8), bool)
     mask[:, :, 2] = True
     y = runtime.call("attention.mask_softmax", x, None, mask)
@@ -84,7 +84,7 @@ def test_a_row_without_keys_is_nobody_elses(runtime):
 
 
 def test_hidden_scores_are_not_read(runtime):
-    """N07: NaN behind either mask is nobody's; one that is visible is its row's alone."""
+    """NaN behind either mask is nobody's; one that is visible is its row's alone."""
     x, mask = normal(1, 2, 6, 8), np.zeros((1, 1, 1, 8), bool)
     mask[..., 1] = True
     clean = runtime.call("attention.mask_causal_softmax", x, None, mask)
@@ -98,7 +98,7 @@ def test_hidden_scores_are_not_read(runtime):
 
 
 def test_probabilities_that_underflow_are_not_masked(runtime):
-    """N06: scores [0, -200]: y is [1, 0], and a NaN in the gradient of the second one is seen."""
+    """Scores [0, -200]: y is [1, 0], and a NaN in the gradient of the second one is seen."""
     y = runtime.call("attention.softmax", np.array([[0, -200.0]], np.float32))
     np.testing.assert_array_equal(y, [[1, 0]])
     assert np.isnan(runtime.call("attention.softmax_backward", np.array([[1, np.nan]], np.float32), y)).all()
@@ -135,7 +135,7 @@ def test_dropout_is_drawn_again(runtime):
 
 
 def test_one_scale_for_all_heads(runtime):
-    """P07: a number on the device, read at every call; one for each head is an error, not its first one for all."""
+    """A number on the device, read at every call; one for each head is an error, not its first one for all."""
     x = normal(1, 3, 2, 8)
     mask = np.zeros((8,), bool)
     for scale in (0.5, 2.0):

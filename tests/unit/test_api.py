@@ -250,7 +250,7 @@ def test_importing_is_light():
 
 
 def test_a_process_may_fork_after_import_and_after_use(tmp_path):
-    """F14: no context, thread or lock of ours is left that a child would miss."""
+    """No context, thread or lock of ours is left that a child would miss."""
     code = """
 import multiprocessing, sys
 import numpy as np

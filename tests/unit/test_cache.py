@@ -48,7 +48,7 @@ def test_keys_differ_when_any_part_does():
     assert cache_key({"a": "bc", "d": ""}) != cache_key({"a": "b", "cd": ""})
 
 
-# --- F07: damaged entries heal ---------------------------------------------------------------------------------------
+# --- damaged entries heal --------------------------------------------------------------------------------------------
 
 
 def foreign(path, cache):
@@ -95,7 +95,7 @@ def test_put_replaces_a_directory_in_its_place(cache):
     assert cache.get("cubin", KEY) == b"code"
 
 
-# --- F06: many processes ---------------------------------------------------------------------------------------------
+# --- many processes --------------------------------------------------------------------------------------------------
 
 WORKER = """
 import sys, warnings; warnings.simplefilter("error")

@@ -87,13 +87,13 @@ def test_an_operator_that_is_no_alternative_stays_outside():
     assert sites(fused(net.build([y]), gemm())) == {"gemm.scale_bias": 1, "Elu": 1}
 
 
-# --- P10: spellings that must still fuse ----------------------------------------------------------------------------
+# --- spellings that must still fuse ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("swap_scale", [False, True])
 @pytest.mark.parametrize("swap_bias", [False, True])
 @pytest.mark.parametrize("n", [16, 4])
-def test_p10_commutative_operands_in_any_order(swap_scale, swap_bias, n):
+def test_commutative_operands_in_any_order(swap_scale, swap_bias, n):
     net = Net()
     h = net.op("MatMul", net.input("x", "float32", (4, 4)), net.weight((4, n)))
     c, bias = net.const(0.25), net.weight((n,), name="bias")
@@ -106,7 +106,7 @@ def test_p10_commutative_operands_in_any_order(swap_scale, swap_bias, n):
 
 
 @pytest.mark.parametrize("order", range(6))
-def test_p10_quick_gelu_in_every_order(order):
+def test_quick_gelu_in_every_order(order):
     net = Net()
     x, c = net.input("x", "float32", (3, 5)), net.const(1.702)
     g = net.op("Sigmoid", net.op("Mul", *((x, c) if order % 2 else (c, x))))
@@ -114,7 +114,7 @@ def test_p10_quick_gelu_in_every_order(order):
     assert sites(fused(net.build([y]), quick_gelu())) == {"act.quick_gelu": 1}
 
 
-def test_p10_several_spellings_are_one_fusion():
+def test_several_spellings_are_one_fusion():
     both = fusion(
         "act.swish",
         ("y = Mul(x, Sigmoid(x))", "y = Div(x, Add(Exp(Neg(x)), 1.0))"),
@@ -183,7 +183,7 @@ def test_integer_literals_do_not_match_by_rounding():
     assert not matches_of(graph, half)
 
 
-# --- P15: perms -----------------------------------------------------------------------------------------------------
+# --- perms ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_integer_literals_do_not_match_by_rounding():
         ((3, 4, 4), None, False),
     ],
 )
-def test_p15_a_transpose_is_what_its_perm_says(shape, perm, fuses):
+def test_a_transpose_is_what_its_perm_says(shape, perm, fuses):
     t = fusion("gemm.t", "y = Relu(Transpose(x, perm=(1, 0)))", {"x": "T[A B]"}, {"y": "T[B A]"})
     net = Net()
     x = net.input("x", "float32", shape)
@@ -208,7 +208,7 @@ def test_p15_a_transpose_is_what_its_perm_says(shape, perm, fuses):
 
 @pytest.mark.parametrize("n", [4, 6])
 @pytest.mark.parametrize("flag", [0, 1])
-def test_p15_trans_flags_are_bound(n, flag):
+def test_trans_flags_are_bound(n, flag):
     net = Net()
     w = net.weight((n, 4) if flag else (4, n))
     graph = net.build([net.op("Relu", net.op("MatMul", net.input("x", "float32", (5, 4)), w, transB=flag))])
@@ -217,7 +217,7 @@ def test_p15_trans_flags_are_bound(n, flag):
     fused(graph, gemm())
 
 
-def test_p15_an_attribute_that_is_not_named_must_be_the_default():
+def test_an_attribute_that_is_not_named_must_be_the_default():
     net = Net()
     h = net.op("MatMul", net.input("x", "float32", (4, 4)), net.weight((4, 4)), transA=1)
     graph = net.build([net.op("Relu", h)])

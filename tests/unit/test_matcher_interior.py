@@ -24,12 +24,12 @@ from graphs import (
 from fusionreg.core.matcher import legality
 from fusionreg.core.spec import AttributeSpec
 
-# --- P01, P02, P03: interior values that somebody else reads --------------------------------------------------------
+# --- interior values that somebody else reads -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exposed", ("matmul", "mul", "add", "relu"))
 @pytest.mark.parametrize(("m", "k", "n"), [(4, 8, 16), (8, 8, 8)])
-def test_p01_an_exposed_intermediate_is_still_produced(exposed, m, k, n):
+def test_an_exposed_intermediate_is_still_produced(exposed, m, k, n):
     graph = chain((exposed,), m, k, n)
     result = fused(graph, gemm())
     assert result.outputs == ("relu", exposed)
@@ -40,7 +40,7 @@ def test_p01_an_exposed_intermediate_is_still_produced(exposed, m, k, n):
         assert ("Relu_relu", legality.OUTPUT) in reasons(graph, gemm())
 
 
-def test_p02_one_consumer_and_graph_output():
+def test_one_consumer_and_graph_output():
     net = Net()
     x = net.input("x", "float32", (3, 4))
     t = net.op("Sigmoid", net.op("Mul", x, net.const(1.702)))
@@ -52,7 +52,7 @@ def test_p02_one_consumer_and_graph_output():
     assert failed.node == "Sigmoid_sigmoid"
 
 
-def test_p03_no_second_product():
+def test_no_second_product():
     net = Net()
     h = net.op("MatMul", net.input("x", "float32", (3, 4)), net.weight((4, 4)))
     half = net.op("Mul", h, net.const(0.5))
@@ -89,10 +89,10 @@ def _graphs(**graphs):
     return FrozenDict(graphs)
 
 
-# --- P24, P25: whole patterns, several outputs ----------------------------------------------------------------------
+# --- whole patterns, several outputs --------------------------------------------------------------------------------
 
 
-def test_p24_a_partial_chain_is_no_match():
+def test_a_partial_chain_is_no_match():
     net = Net()
     x = net.input("x", "float32", (4, 4))
     a = net.op("Softmax", x)
@@ -101,7 +101,7 @@ def test_p24_a_partial_chain_is_no_match():
     assert not matches_of(graph, softmax_bias())
 
 
-def test_p24_one_node_cannot_stand_for_two_steps():
+def test_one_node_cannot_stand_for_two_steps():
     two = fusion("act.two", "y = Add(Relu(x), Relu(x))", {"x": "T[N]"}, {"y": "T[N]"})
     net = Net()
     x = net.input("x", "float32", (4,))
@@ -142,7 +142,7 @@ def two_outputs():
 @pytest.mark.parametrize(
     "outputs", [("sub", "reducemean"), ("reducemean", "sub"), ("sub",), ("relu",), ("relu", "tanh")]
 )
-def test_p25_several_outputs_in_any_use(outputs):
+def test_several_outputs_in_any_use(outputs):
     net = Net()
     x = net.input("x", "float32", (3, 3))
     m = net.op("ReduceMean", x, net.const([-1], "int64"))
@@ -158,7 +158,7 @@ def test_p25_several_outputs_in_any_use(outputs):
     assert sites(result) == {"norm.center": 1, "Tanh": 1, "Relu": 1}
 
 
-def test_p25_two_heads_over_one_body():
+def test_two_heads_over_one_body():
     heads = fusion(
         "act.heads",
         "h = Add(x, bias)\na = Relu(h)\nb = Tanh(h)",
@@ -176,7 +176,7 @@ def test_p25_two_heads_over_one_body():
     assert any(c in (legality.EXPOSED, legality.OUTPUT) for _, c in reasons(graph, heads))
 
 
-def test_p25_outputs_that_nobody_reads_and_named_masks():
+def test_outputs_that_nobody_reads_and_named_masks():
     drop = fusion(
         "drop.add",
         "d, mask = Dropout(x)\ny = Add(d, r)",
@@ -210,11 +210,11 @@ def test_a_contraction_that_makes_a_cycle_is_refused():
         fused(graph, both)
 
 
-# --- P28: in-place writes -------------------------------------------------------------------------------------------
+# --- in-place writes ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["matmul", "x", "w", "view", "result", "other", "before"])
-def test_p28_no_match_across_a_write(target):
+def test_no_match_across_a_write(target):
     net = Net()
     x = net.input("x", "float32", (4, 4))
     w = net.input("w", "float32", (4, 4))
@@ -241,10 +241,10 @@ def test_p28_no_match_across_a_write(target):
         assert ("Relu_relu", legality.MUTATION) in reasons(graph, gemm())
 
 
-# --- P29, P31: shared weights, twins --------------------------------------------------------------------------------
+# --- shared weights, twins ------------------------------------------------------------------------------------------
 
 
-def test_p29_a_shared_weight_keeps_its_value_and_its_other_reader():
+def test_a_shared_weight_keeps_its_value_and_its_other_reader():
     net = Net()
     w = net.weight((4, 4))
     a = net.op("Relu", net.op("MatMul", net.input("x", "float32", (3, 4)), w))
@@ -258,7 +258,7 @@ def test_p29_a_shared_weight_keeps_its_value_and_its_other_reader():
     assert [n.op for n in again.nodes] == [n.op for n in result.nodes]
 
 
-def test_p31_twins_on_different_inputs_stay_apart():
+def test_twins_on_different_inputs_stay_apart():
     net = Net()
     w = net.weight((4, 4))
     outs = []
@@ -271,7 +271,7 @@ def test_p31_twins_on_different_inputs_stay_apart():
     assert [m.axes["M"] for m in plan_of(graph, gemm())] == [3, 5]
 
 
-# --- P08, P33, P35: operands that must survive, extents that change between calls ------------------------------------
+# --- operands that must survive, extents that change between calls ---------------------------------------------------
 
 
 def attention(mask: bool):
@@ -285,7 +285,7 @@ def attention(mask: bool):
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 4), None])
-def test_p08_a_mask_is_an_operand_of_the_call(shape):
+def test_a_mask_is_an_operand_of_the_call(shape):
     net = Net()
     q, k, v = (net.input(n, "float32", (4, 4)) for n in "qkv")
     s = net.op("MatMul", q, k, transB=1)
@@ -304,7 +304,7 @@ def test_p08_a_mask_is_an_operand_of_the_call(shape):
 
 
 @pytest.mark.parametrize(("channels", "length", "fuses"), [(4, 4, True), (4, 2, False), (2, 2, True)])
-def test_p33_scale_per_channel_not_per_group(channels, length, fuses):
+def test_scale_per_channel_not_per_group(channels, length, fuses):
     grouped = fusion(
         "norm.group",
         "y = Relu(GroupNormalization(x, s, b, num_groups=num_groups))",
@@ -319,7 +319,7 @@ def test_p33_scale_per_channel_not_per_group(channels, length, fuses):
     assert [m.attributes["num_groups"] for m in matches_of(graph, grouped)] == ([2] if fuses else [])
 
 
-def test_p35_one_fused_graph_serves_every_extent():
+def test_one_fused_graph_serves_every_extent():
     net = Net()
     h = net.op("MatMul", net.input("x", "float32", ("B", "S", 4)), net.weight((4, 6)))
     graph = net.build([net.op("Relu", net.op("Add", h, net.weight((6,))))])

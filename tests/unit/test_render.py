@@ -120,7 +120,7 @@ def test_choices_and_absent_inputs(tmp_path):
     assert "static constexpr int activation = activation_none;" in source.text
 
 
-# --- G05: names are strict -------------------------------------------------------------------------------------------
+# --- names are strict ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_names_that_c_or_cuda_owns(name):
         identifier(name)
 
 
-# --- G05: literals ---------------------------------------------------------------------------------------------------
+# --- literals --------------------------------------------------------------------------------------------------------
 
 
 def evaluated(literal: str, kind: str = "f") -> float:
@@ -289,7 +289,7 @@ def test_a_header_is_included_once(tmp_path):
     assert source.text.count("struct Once") == 1 and source.text.count("namespace fr") >= 2
 
 
-# --- F08: an edit shows, even with an unchanged time stamp -----------------------------------------------------------
+# --- an edit shows, even with an unchanged time stamp ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["k.cu.j2", "inc.cuh"])

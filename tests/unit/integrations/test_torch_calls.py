@@ -49,7 +49,7 @@ def nested_call(tmp_path=None):
 
 
 @pytest.mark.parametrize("route", ["fx", "pt2"])
-def test_f23_results_keep_their_nesting(route, tmp_path):
+def test_results_keep_their_nesting(route, tmp_path):
     """pt#121080: non-tensors, None, duplicates and inputs handed back come out as the module gives them."""
     ep, call = nested_call(tmp_path if route == "pt2" else None)
     x, k = torch.randn(5, 4), torch.randn(5, 4)
@@ -93,7 +93,7 @@ def test_positional_parameters_by_keyword():
 
 
 def test_symbolic_numbers_as_arguments():
-    """F23: a SymInt argument is a graph input, read at each call."""
+    """A SymInt argument is a graph input, read at each call."""
 
     class Scaled(nn.Module):
         def forward(self, x, n):

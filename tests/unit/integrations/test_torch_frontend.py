@@ -51,7 +51,7 @@ def test_the_table_covers_the_promise():
         lambda x, w, b: torch.einsum("mk,nk->mn", x, w) + b,
     ],
 )
-def test_p10_linear_has_one_form(spelling):
+def test_linear_has_one_form(spelling):
     """pt#119911: addmm, mm + add, linear, matmul, with clones or without: MatMul with transB, then Add."""
     graph = from_module(module_of(spelling, w=torch.randn(6, 4), b=torch.randn(6)), (torch.randn(3, 4),))
     assert op_names(graph) == ["MatMul", "Add"]
@@ -60,7 +60,7 @@ def test_p10_linear_has_one_form(spelling):
 
 
 @pytest.mark.parametrize("turn", [lambda w: w.permute(0, 1), lambda w: w.transpose(0, 0), lambda w: w.t().t()])
-def test_p15_identity_transpose_sets_no_flag(turn):
+def test_identity_transpose_sets_no_flag(turn):
     """ort#32228: a transpose that moves nothing must not become transB."""
     graph = from_module(module_of(lambda x, w: x @ turn(w), w=torch.randn(4, 4)), (torch.randn(4, 4),))
     matmul = next(n for n in graph.nodes if n.op == "MatMul")
@@ -119,7 +119,7 @@ def test_a_number_beyond_a_half_is_applied_wide():
     agree(fused(module, (x,))(x), module(x))
 
 
-def test_p34_casts_in_attention_stay():
+def test_casts_in_attention_stay():
     """pt#171190: softmax in float32 and back is two Casts; without the way back the product is float32."""
 
     def back(q, k, v):
@@ -143,7 +143,7 @@ def test_p34_casts_in_attention_stay():
 
 
 @pytest.mark.parametrize("form", ["ambient", "region"])
-def test_f21_autocast_is_spelled_out(form):
+def test_autocast_is_spelled_out(form):
     """pt#137033: exported under autocast, dtypes are those of the eager module under autocast."""
     linear, norm = nn.Linear(8, 8), nn.LayerNorm(8)
 
@@ -195,7 +195,7 @@ def test_tied_weights_are_one_constant_and_nothing_is_copied():
         weights[0][0, 0] = 1.0
 
 
-def test_p29_shared_modules_stay_unmodified():
+def test_shared_modules_stay_unmodified():
     """pt#197539: one Conv2d read by a BatchNorm on one path and raw on another; the module stays as it was."""
 
     class Shared(nn.Module):
@@ -249,7 +249,7 @@ def grown(args, dynamic_shapes):
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
-def test_p35_one_graph_serves_other_extents(name, tmp_path):
+def test_one_graph_serves_other_extents(name, tmp_path):
     """pt#194444: batch, sequence and image extents stay symbolic, also those that scales and shapes are made of."""
     module, args = torch_zoo.build(name)
     ep = export(module, args, None, DYNAMIC[name])

@@ -1,4 +1,4 @@
-"""Programs that write: in-place operators, views, buffers, arguments. P28 and its relatives."""
+"""Programs that write: in-place operators, views, buffers, arguments.."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("fn", CASES, ids=[f.__name__ for f in CASES])
-def test_p28_writes_are_values(fn, tmp_path):
+def test_writes_are_values(fn, tmp_path):
     """pt PR#130584: eager's values, in the results and in every argument it wrote."""
     args = (torch.randn(3, 4), torch.randn(4, 4), torch.randn(4))
     want_args = copy.deepcopy(args)
@@ -118,7 +118,7 @@ def test_p28_writes_are_values(fn, tmp_path):
         close(given, want_args)
 
 
-def test_p28_the_write_stands_between_product_and_bias():
+def test_the_write_stands_between_product_and_bias():
     """Add(1) lies between MatMul and Add(b) in the graph, so no match of product and bias reaches over it."""
     graph = import_exported(export(Fn(after_product), (torch.randn(3, 4), torch.randn(4, 4), torch.randn(4)))).graph
     matmul, one, bias, relu = graph.nodes

@@ -1,4 +1,4 @@
-"""HAZARDS of matching, met through torch.compile: each with the values that went wrong elsewhere."""
+"""Mistakes that matchers make, met through torch.compile: each with the values that went wrong elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def inference():
         yield
 
 
-def test_p01_an_intermediate_that_is_returned_is_still_there(compiled: Any, reports: Any) -> None:
+def test_an_intermediate_that_is_returned_is_still_there(compiled: Any, reports: Any) -> None:
     def f(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
         t = a @ b + c
         return {"z": torch.relu(t), "nested": ([t],)}
@@ -28,7 +28,7 @@ def test_p01_an_intermediate_that_is_returned_is_still_there(compiled: Any, repo
     same(got["nested"][0][0], expected["nested"][0][0])
 
 
-def test_p03_no_product_is_computed_twice(compiled: Any) -> None:
+def test_no_product_is_computed_twice(compiled: Any) -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> Any:
         h = x @ w
         return h * 0.5, torch.relu(h) + h
@@ -58,7 +58,7 @@ def test_p03_no_product_is_computed_twice(compiled: Any) -> None:
 
 
 @pytest.mark.parametrize("axis", [0, -2, 1, -1])
-def test_p05_normalisation_over_another_axis_stays(compiled: Any, axis: int) -> None:
+def test_normalisation_over_another_axis_stays(compiled: Any, axis: int) -> None:
     s = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
 
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ def test_p05_normalisation_over_another_axis_stays(compiled: Any, axis: int) -> 
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1), (1, 8), (4, 8)])
-def test_p07_a_scale_is_read_at_every_call(compiled: Any, shape: tuple[int, ...]) -> None:
+def test_a_scale_is_read_at_every_call(compiled: Any, shape: tuple[int, ...]) -> None:
     def f(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return (x @ w) * scale + bias
 
@@ -80,7 +80,7 @@ def test_p07_a_scale_is_read_at_every_call(compiled: Any, shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (4, 1), (4, 4), (1, 1), ()])
-def test_p11_a_bias_goes_along_its_own_axis(compiled: Any, shape: tuple[int, ...]) -> None:
+def test_a_bias_goes_along_its_own_axis(compiled: Any, shape: tuple[int, ...]) -> None:
     def f(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return x @ w + bias
 
@@ -88,7 +88,7 @@ def test_p11_a_bias_goes_along_its_own_axis(compiled: Any, shape: tuple[int, ...
     same(compiled(f)(x, w, bias), f(x, w, bias))
 
 
-def test_p28_nothing_is_fused_across_a_write(compiled: Any) -> None:
+def test_nothing_is_fused_across_a_write(compiled: Any) -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         h = x * 2.0
         before = h + 1.0
@@ -99,7 +99,7 @@ def test_p28_nothing_is_fused_across_a_write(compiled: Any) -> None:
     same(compiled(f)(x, w), f(x, w))
 
 
-def test_p34_a_cast_in_between_rounds(compiled: Any, reports: Any) -> None:
+def test_a_cast_in_between_rounds(compiled: Any, reports: Any) -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = F.layer_norm(x, (8,), w, w).to(torch.bfloat16)
         return torch.sigmoid(y.float() * 3.0) - 0.5
@@ -110,7 +110,7 @@ def test_p34_a_cast_in_between_rounds(compiled: Any, reports: Any) -> None:
     assert torch.equal(got, x.to(torch.bfloat16).float() * 3.0), "the kept cast rounds once, exactly"
 
 
-def test_p35_extents_that_vary_keep_their_meaning(compiled: Any, reports: Any) -> None:
+def test_extents_that_vary_keep_their_meaning(compiled: Any, reports: Any) -> None:
     def f(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(x + bias) * x.shape[0]
 
@@ -129,7 +129,7 @@ def test_p35_extents_that_vary_keep_their_meaning(compiled: Any, reports: Any) -
         lambda x: F.silu(x).contiguous().view(4, 8).clone() + 1.0,
     ],
 )
-def test_p10_legal_spellings_are_one_region(compiled: Any, reports: Any, f: Any) -> None:
+def test_legal_spellings_are_one_region(compiled: Any, reports: Any, f: Any) -> None:
     x = torch.randn(4, 8)
     same(compiled(f)(x), f(x))
     assert fused(reports) == ["pointwise.region"]

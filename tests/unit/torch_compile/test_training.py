@@ -42,7 +42,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("name", "inner"), [*((n, "eager") for n in CASES), ("gelu", "inductor"), ("sum", "inductor")])
-def test_f19_values_gradients_and_what_is_saved(compiled: Any, reports: Any, inner: str, name: str) -> None:
+def test_values_gradients_and_what_is_saved(compiled: Any, reports: Any, inner: str, name: str) -> None:
     """No mask and no value from inside a fused call is kept, whatever the partitioner would rather."""
     f, shapes = CASES[name]
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""F21: what autocast does to an operator's inputs: defined, per fusion, and the same with gradients."""
+"""What autocast does to an operator's inputs: defined, per fusion, and the same with gradients."""
 
 from __future__ import annotations
 

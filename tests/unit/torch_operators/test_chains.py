@@ -60,7 +60,7 @@ def test_gradients_keep_the_numeric_contract(fused, activation, dtype):
 
 
 @ALL
-def test_f19_saved_are_inputs_and_outputs_alone(fused, activation):
+def test_saved_are_inputs_and_outputs_alone(fused, activation):
     saved, tensors = [], inputs()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         y = fused(activation)(*tensors)

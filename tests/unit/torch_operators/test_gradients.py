@@ -56,7 +56,7 @@ def test_results_are_laid_out_as_promised(operators, site):
 
 
 @ALL
-def test_f19_nothing_is_saved_but_inputs_outputs_and_rng(operators, site):
+def test_nothing_is_saved_but_inputs_outputs_and_rng(operators, site):
     """Neither a mask nor an interior value: every saved tensor is one that the caller has anyway."""
     saved = []
     tensors = site.tensors(grad=True)
@@ -160,7 +160,7 @@ def test_passes_in_several_threads(operators):
 # --- what cannot be had ------------------------------------------------------------------------------------------
 
 
-def test_f19_second_derivatives_are_an_error_and_never_zero(operators):
+def test_second_derivatives_are_an_error_and_never_zero(operators):
     site = SITES["layernorm"]
     tensors = site.tensors(grad=True)
     (first,) = torch.autograd.grad(called(operators, site, tensors)[0].pow(2).sum(), tensors["x"], create_graph=True)

@@ -46,7 +46,7 @@ def close(found, expected):
 
 
 @ALL
-def test_f18_opcheck(operators, site):
+def test_opcheck(operators, site):
     """Schema, aliasing, autograd registration, fake tensors, AOTAutograd with dynamic shapes."""
     arguments = tuple(site.tensors(grad=True).values())
     found = torch.library.opcheck(operators[site.fusion], arguments, site.attributes)
@@ -54,7 +54,7 @@ def test_f18_opcheck(operators, site):
 
 
 @pytest.mark.parametrize("case", INFERENCE.values(), ids=INFERENCE.keys())
-def test_f18_opcheck_of_inference(operators, case):
+def test_opcheck_of_inference(operators, case):
     fusion, shapes, attributes = case
     dtype = torch.float32 if fusion != "norm.layernorm.modulated" else torch.bfloat16
     dtype = torch.bfloat16 if fusion.startswith("pointwise") else dtype
@@ -62,14 +62,14 @@ def test_f18_opcheck_of_inference(operators, case):
     assert set(found.values()) == {"SUCCESS"}
 
 
-def test_f18_strided_inputs_under_opcheck(operators):
+def test_strided_inputs_under_opcheck(operators):
     x = torch.randn(40, 6).t().requires_grad_()
     scale, bias = torch.randn(80)[::2].requires_grad_(), torch.randn(40, requires_grad=True)
     assert set(torch.library.opcheck(operators["norm.layernorm"], (x, scale, bias)).values()) == {"SUCCESS"}
 
 
 @ALL
-def test_f19_gradients_through_compilation(operators, site):
+def test_gradients_through_compilation(operators, site):
     op = operators[site.fusion]
 
     def f(*tensors):
@@ -96,7 +96,7 @@ def test_the_graphs_hold_the_two_operators(operators):
     assert operators["norm.layernorm_backward"] in backward
 
 
-def test_f23_one_graph_for_ten_batches(operators):
+def test_one_graph_for_ten_batches(operators):
     graphs, op = [], operators["norm.layernorm"]
     f = compiled(lambda x, s, b: op(x, s, b) * x.shape[0], graphs, dynamic=True)
     scale, bias = torch.randn(40), torch.randn(40)
@@ -106,7 +106,7 @@ def test_f23_one_graph_for_ten_batches(operators):
     assert len(graphs) == 1
 
 
-def test_f23_a_symbolic_size_in_every_axis(operators):
+def test_a_symbolic_size_in_every_axis(operators):
     """Both rows and columns vary in one graph; channels last stays channels last."""
     graphs, op = [], operators["norm.groupnorm_swish"]
     f = compiled(lambda x, s, b: op(x, s, b, groups=2).mul(1), graphs, dynamic=True)
@@ -118,7 +118,7 @@ def test_f23_a_symbolic_size_in_every_axis(operators):
     assert len(graphs) == 1
 
 
-def test_f23_a_symbolic_number_as_an_attribute(operators):
+def test_a_symbolic_number_as_an_attribute(operators):
     op = operators["norm.groupnorm_swish"]
     f = compiled(lambda x, s: op(x, s, s, groups=x.shape[1] // 4) * 1, dynamic=True)
     for channels in (8, 16, 24):
@@ -154,7 +154,7 @@ def test_sizes_that_data_decides(operators):
         close(f(x, mask, scale, bias), torch.nn.functional.layer_norm(x[mask], (40,), scale, bias))
 
 
-def test_f19_what_a_call_refuses_a_trace_refuses(operators):
+def test_what_a_call_refuses_a_trace_refuses(operators):
     with torch._subclasses.FakeTensorMode():
         with pytest.raises(ArgumentError, match="scale has shape"):
             operators["norm.layernorm"](torch.empty(3, 40), torch.empty(39), torch.empty(40))
