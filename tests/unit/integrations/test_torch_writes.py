@@ -1,4 +1,4 @@
-"""Programs that write: in-place operators, views, buffers, arguments.."""
+"""Programs that write: in-place operators, views, buffers, arguments."""
 
 from __future__ import annotations
 
