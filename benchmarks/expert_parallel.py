@@ -243,15 +243,13 @@ def work(index: int, options: argparse.Namespace, store: str) -> None:
     models = SMALL if options.small else MODELS
     for model in models:
         layer = Layer(rank, model)
-        tell("values", check(layer))
         for tokens in SMALL_TOKENS if options.small else TOKENS:
-            if rank.late():
-                break
-            tell("times", [measure(layer, tokens)])
+            if not rank.late():
+                tell("times", [measure(layer, tokens)])
+        tell("values", check(layer))
+        if options.gradients:
+            tell("gradients", [gradients(layer)])
         del layer
-    if options.gradients:
-        for model in models:
-            tell("gradients", [gradients(Layer(rank, model))])
     dist.destroy_process_group()
 
 
