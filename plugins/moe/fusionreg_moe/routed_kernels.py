@@ -46,6 +46,9 @@ _WORKSPACE = (
     f" + (min(E, {_ROWS}) + {_ROWS} // {_TOKENS}) * {_TOKENS} * align(I, 64) * 2"
 )
 
+#: Seconds that so many of the products' matrices take to stream past, at the rate of memory or of the blocks there are.
+_STREAMED = f"min(E, {_ROWS}) * I * D * {{products}} * 2 / min(4.3e12, 6.6e10 * min(E, {_ROWS}) * {{tiles}})"
+
 WGMMA = KernelSpec(
     name="wgmma",
     template="routed_wgmma.cu.j2",
@@ -69,7 +72,8 @@ WGMMA = KernelSpec(
     min_blocks=1,
     shared_memory="STAGES * ((256 + TOKENS) * 128 + 16) + 8 * 16 * 16 * 2",
     workspace=_WORKSPACE,
-    estimate=f"2.5e-5 + max(min(E, {_ROWS}) * I * D * 6 / 4.3e12, {_ROWS} * I * D * 6 / 6e14)",
+    estimate=f"2.5e-5 + max({_STREAMED.format(tiles='ceildiv(I, 128)', products=2)}"
+    f" + {_STREAMED.format(tiles='ceildiv(D, 256)', products=1)}, {_ROWS} * I * D * 6 / 6e14)",
 )
 
 #: Bytes of weights a second on an H200, by their bits: of ``decode``, and of ``tiles``. Fewer bits take as many
