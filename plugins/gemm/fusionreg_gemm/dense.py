@@ -9,6 +9,9 @@ the attribute: a weight in the other layout is an error and never a silently tra
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from fusionreg.core.frozen import EMPTY
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Region, Tolerance
 
 from .dense_kernels import batched, kernels
@@ -148,7 +151,16 @@ _PRODUCT = "y = MatMul(x, w, transB=transB)"
 
 
 def _behind(
-    name: str, summary: str, program: str, x: str, w: str, operands: dict[str, str], z: str, *dtypes: str
+    name: str,
+    summary: str,
+    program: str,
+    x: str,
+    w: str,
+    operands: dict[str, str],
+    z: str,
+    *dtypes: str,
+    extents: Mapping[str, int] = EMPTY,
+    pending: str = "",
 ) -> Region:
     return Region(
         name=name,
@@ -158,17 +170,20 @@ def _behind(
         inputs={"x": x, "w": w, **operands},
         outputs={"z": z},
         dtypes={"T": dtypes},
+        extents=extents,
+        pending=pending,
     )
 
 
-def _regions(lead: str) -> tuple[Region, ...]:
-    """What the slot of y is proven on, behind a product of matrices, or of ``lead`` of them."""
+def _regions(lead: str, extents: Mapping[str, int] = EMPTY) -> tuple[Region, ...]:
+    """What the slot of y is proven on, behind a product of matrices, or of ``lead`` of them; ``extents``: in cases."""
     x, w, y = f"[... {lead}M K]", f"[{'... ' + lead if lead else ''}K N]", f"[... {lead}M N]"
     wt = w.replace("K N", "N K")
     return (
         _behind(
             "residual", "x @ W plus a residual", "z = Add(y, residual)", f"T{x}", f"T{w} | T{wt}",
-            {"residual": f"T{y}"}, f"T{y}", "float16", "bfloat16",
+            {"residual": f"T{y}"}, f"T{y}", "float16", "bfloat16", extents=extents,
+            pending="no GPU has run its cases since they became small" if extents else "",
         ),
         _behind(
             "combined", "alpha * x @ W + beta * C, in a product's dtype",
@@ -200,6 +215,7 @@ MATMUL = FusionSpec(
     kernels=kernels(_BARE),
     tags=("S7", "inference", "gemm"),
 )
+_FEW = {"B": 3, "M": 24, "K": 40, "N": 48}
 BATCHED = FusionSpec(
     api=1,
     name="gemm.batched",
@@ -209,7 +225,7 @@ BATCHED = FusionSpec(
     outputs={"y": "T[... B M N]"},
     dtypes={"T": ("float16", "bfloat16", "float32")},
     axes={"B": "products, leading axes folded in", "M": "rows of x", "K": "summed over", "N": "output channels"},
-    extents={"B": 3, "M": 24, "K": 40, "N": 48},
+    extents=_FEW,
     attributes={"transB": TRANSPOSED},
     autocast="lower",
     constraints=_SHAPES,
@@ -220,7 +236,7 @@ BATCHED = FusionSpec(
             reason="sums of subnormal numbers, whose rounding the chain may hit by luck in a whole row of equal ones",
         ),
     ),
-    regions=_regions("B "),
+    regions=_regions("B ", _FEW),
     kernels=batched(_BARE),
     tags=("inference", "gemm"),
 )

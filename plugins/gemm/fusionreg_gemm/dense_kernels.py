@@ -48,7 +48,6 @@ def _tensor_core(constants: dict[str, str], batched: bool = False) -> KernelSpec
         name="tensor_core",
         template="tensor_core.cu.j2",
         regions="y",
-        slots_pending="no GPU has run all its cases behind batches" if batched else "",
         summary="mma.sync m16n8k16 fed by cp.async; rows of x and w are whole 16-byte chunks",
         requires=(
             'T in ("float16", "bfloat16")',
