@@ -120,7 +120,7 @@ def attention(
     """As ONNX Attention (opset 25): softmax(scale · q kᵀ + bias) v, heads grouped; a row without any key gives 0.
 
     Beyond ONNX, ``log_sum_exp`` [B H Q] of the scores, in float32: all that gradients need to have the weights again.
-    -inf of a row without any key.
+    -inf of a row without any key, as its y is 0: what is not finite in keys that are forbidden is not seen.
     """
     flat = q.ndim == 3
     q, k, v = _heads(xp, q, q_num_heads), _heads(xp, k, kv_num_heads), _heads(xp, v, kv_num_heads)
@@ -143,7 +143,7 @@ def attention(
     if flat:
         y = xp.ns.permute_dims(y, (0, 2, 1, 3))
         y = xp.ns.reshape(y, (y.shape[0], y.shape[1], y.shape[2] * y.shape[3]))
-    return y, kept_k, kept_v, (raw, capped, scores, chance)[qk_matmul_output_mode], _log_sum_exp(xp, scores)
+    return y, kept_k, kept_v, (raw, capped, scores, chance)[qk_matmul_output_mode], _log_sum_exp(xp, scores, bias)
 
 
 def _repeated(xp: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
@@ -156,14 +156,14 @@ def _scale(q: Any, scale: float | None) -> float:
     return 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
 
 
-def _log_sum_exp(xp: Any, scores: Any) -> Any:
-    """Of the last axis; -inf where all of it is, or there is none of it."""
+def _log_sum_exp(xp: Any, scores: Any, bias: Any) -> Any:
+    """Of the last axis; -inf where all of it is, where the bias forbids every key, or there is none."""
     if scores.shape[-1] == 0:
         return xp.full(tuple(scores.shape[:-1]), -math.inf, scores)
     top = xp.ns.max(scores, axis=-1)
     base = xp.ns.where(top == -math.inf, xp.ns.zeros_like(top), top)
     total = xp.ns.sum(xp.ns.exp(scores - base[..., None]), axis=-1)
-    nothing = total == 0
+    nothing = xp.ns.logical_or(total == 0, xp.ns.max(bias, axis=-1) == -math.inf)
     found = xp.ns.log(xp.ns.where(nothing, xp.ns.ones_like(total), total)) + base
     return xp.ns.where(nothing, xp.full((), -math.inf, found), found)
 
