@@ -41,6 +41,8 @@ class Executor:
             a matrix product only as a bias, a vector. A ``Conv`` takes all that may follow it.
         chains: whether it generates a kernel for a whole chain of point-wise operators and reductions.
         epilogues: whether it computes point-wise operators in the kernel of the product that they follow.
+        slow: operators whose kernels take longer there than what they move and compute does: how many times as long, at
+            least.
         persistent: elements of a row that a generated reduction keeps, in registers or by what the caches still have
             of it; of longer ones it reads its inputs a second time for what follows the reduction.
         largest: nodes that one generated kernel has at most.
@@ -54,6 +56,7 @@ class Executor:
     joins: frozenset[tuple[str, str]] = frozenset()
     chains: bool = False
     epilogues: bool = False
+    slow: Mapping[str, float] = field(default=EMPTY, repr=False)
     persistent: int = 16384
     largest: int = 64
     columns: tuple[str, ...] = ()
@@ -68,6 +71,10 @@ class Executor:
 
 
 _BIAS = frozenset({("MatMul", "Add")})
+#: As an H200 took them: layers of experts by torch's grouped products 1.5 to 3 times as long as their bytes or products
+#: do, what Inductor generates for normalisations of groups 2 to 5 times, since a group is a block's there.
+_EXPERTS = {"fusionreg::RoutedMatMul": 1.5}
+_GROUPS = {"GroupNormalization": 2.0, "InstanceNormalization": 2.0, "fusionreg::GroupNormalizationGrad": 2.0}
 #: Strides alone: generated code reads through them.
 _STRIDED = FREE | {"Transpose", "Expand", "Slice", "Split"}
 
@@ -88,6 +95,7 @@ EAGER = Executor(
         | {"fusionreg::Dropout": 1}
     ),
     joins=_BIAS,
+    slow=FrozenDict(_EXPERTS),
     columns=("eager",),
 )
 INDUCTOR = Executor(
@@ -100,6 +108,7 @@ INDUCTOR = Executor(
     ),
     joins=_BIAS,
     chains=True,
+    slow=FrozenDict(_EXPERTS | _GROUPS),
     columns=("compile",),
 )
 MAX_AUTOTUNE = Executor(
@@ -110,6 +119,7 @@ MAX_AUTOTUNE = Executor(
     joins=_BIAS,
     chains=True,
     epilogues=True,
+    slow=INDUCTOR.slow,
     columns=("compile",),
 )
 ONNXRUNTIME = Executor(

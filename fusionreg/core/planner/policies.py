@@ -21,6 +21,13 @@ FUEL = "fuel"
 
 #: Why a match is not taken that only a measurement could let in.
 UNSURE = "the arithmetic of its products counts: it needs a measurement, and there is none of the like"
+#: How the reason ends where a match has fewer launches or moves less, and yet loses by the model alone.
+MODELLED = "by the model alone: nothing like it was measured"
+
+
+def undecided(reason: str) -> bool:
+    """Whether a measurement could let in a match that was not taken for this reason."""
+    return reason == UNSURE or reason.endswith(MODELLED)
 
 
 def refusal(
@@ -60,7 +67,8 @@ def refusal(
 def _lost(saving: Saving) -> str:
     """Why a saving is none, in words."""
     cost = saving.cost
-    by = f" ({saving.basis})" if saving.measured else ""
+    less = cost.launches > 0 or (cost.launches == 0 and cost.bytes > 0)
+    by = f" ({saving.basis})" if saving.measured else f", {MODELLED}" if less else ""
     if cost.seconds <= 0 and cost.launches == 0 and cost.bytes <= 0 and not saving.measured:
         return "saves nothing: unfused it is one kernel already"
     if cost.seconds <= 0 and cost.launches < 0:

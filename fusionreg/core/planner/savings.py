@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..ir import Graph
 from ..matcher.match import Match
-from .costs import SELECTING, Cost, CostModel
+from .costs import ROUTED, SELECTING, Cost, CostModel
 from .executor import PRODUCTS
 from .grouping import Grouping, group, pieces
 
@@ -96,23 +96,21 @@ class GraphCosts:
 
     def moved(self, match: Match) -> int:
         """Bytes of all inputs and outputs; of a table, those that are looked up."""
-        named = self.graph.node_by_name
-        selected = self._selected(match.nodes) if any(named[n].op in SELECTING for n in match.nodes) else {}
+        selected = self._selected(match.nodes)
         names = {*match.inputs.values(), *match.outputs.values()}
         return sum([selected.get(name, self._size(name)) for name in names])
 
     def _selected(self, nodes: Iterable[str]) -> dict[str, int]:
         """Bytes that are read of values that nodes only select from."""
+        named = self.graph.node_by_name
+        choosing = [node for n in nodes if (node := named[n]).op in SELECTING | ROUTED]
+        if not choosing:
+            return {}
         found: dict[str, int] = {}
-        whole: set[str] = set()
-        for n in nodes:
-            node = self.graph.node_by_name[n]
-            selecting = node.op in SELECTING
-            for k, i in enumerate(node.inputs):
-                if selecting and k == 0:
-                    found[i] = found.get(i, 0) + self.model.read(self.graph, node, i)
-                else:
-                    whole.add(i)
+        for node in choosing:
+            table = node.inputs[0 if node.op in SELECTING else 1]
+            found[table] = found.get(table, 0) + self.model.read(self.graph, node, table)
+        whole = {i for n in nodes for k, i in enumerate(named[n].inputs) if not _selects(named[n].op, k)}
         return {i: min(size, self._size(i)) for i, size in found.items() if i not in whole}
 
     def saved(self, match: Match, without: Collection[str] = (), extra: Cost | None = None) -> Saving:
@@ -130,13 +128,20 @@ class GraphCosts:
         fused = self.fused(match)
         basis = ESTIMATED
         gain = self.model.gains(match, self.model.executor, fused.bytes)
+        unfused = alone.seconds
         if gain is not None:
-            fused = Cost(fused.bytes, fused.flops, fused.launches, gain.ratio * alone.seconds)
+            # Nothing beats the model: where its time of the nodes is so short that ours, by the measured ratio, would,
+            # it is the executor that is slower, and what else its kernel holds does not make it faster.
+            least = self.model.seconds(fused.bytes, sum([self._work(n)[1] for n in match.nodes]))
+            own = max(gain.ratio * unfused, least)
+            unfused = own / gain.ratio
+            fused = replace(fused, seconds=own)
+            before = replace(before, seconds=max(before.seconds, unfused))
             basis = gain.source
         elif self.model.measured(match) is not None:
             basis = "estimate of its plugin"
         cost = before - after - fused - (extra or Cost())
-        share = cost.seconds / alone.seconds if alone.seconds else (-1.0 if cost.seconds < 0 else 0.0)
+        share = cost.seconds / unfused if unfused else (-1.0 if cost.seconds < 0 else 0.0)
         return Saving(cost, share, basis, gain is not None, basis == ESTIMATED and self._arithmetic(match, fused.bytes))
 
     def _arithmetic(self, match: Match, moved: int) -> bool:
@@ -155,7 +160,10 @@ class GraphCosts:
     def _kernel(self, members: tuple[str, ...]) -> Cost:
         known = self._kernels.get(members)
         if known is None:
-            known = self._kernels[members] = self._alone(members[0]) if len(members) == 1 else self._several(members)
+            cost = self._alone(members[0]) if len(members) == 1 else self._several(members)
+            slow = self.model.executor.slow
+            times = max([slow.get(self.graph.node_by_name[n].op, 1.0) for n in members]) if slow else 1.0
+            known = self._kernels[members] = replace(cost, seconds=cost.seconds * times) if times > 1.0 else cost
         return known
 
     def _alone(self, name: str) -> Cost:
@@ -240,3 +248,8 @@ class GraphCosts:
         if known is None:
             known = self._sizes[value] = self.model.size(self.graph.values[value])
         return known
+
+
+def _selects(op: str, index: int) -> bool:
+    """Whether an operator only selects from its operand of that index."""
+    return index == 0 if op in SELECTING else index == 1 and op in ROUTED
