@@ -138,10 +138,12 @@ class Registry(Mapping[str, FusionEntry]):
 
         return Measurer()
 
-    def measure(self, plan: Plan, device: int = 0) -> int:
+    def measure(self, plan: Plan, device: int = 0, seconds: float = 60.0) -> tuple[int, int]:
         """Measures the sites that a plan rests on, and those that only a measurement could let in, on CUDA device
-        ``device``, in a process of its own: how many nobody had measured on this machine. The next plan knows.
+        ``device``, in processes of their own: those that nobody has measured on this machine, as many as ``seconds``
+        are enough for. The next plan knows.
 
+        Returns: how many were measured, or found to be none that can be, and how many are left.
         Raises: :class:`ArgumentError` in the simulator, and where what this machine found counts for nothing
         (``frozen``); :class:`LaunchError` where they cannot be measured.
         """
@@ -151,10 +153,11 @@ class Registry(Mapping[str, FusionEntry]):
             found = "a frozen registry" if self.frozen else "a registry of the simulator"
             raise ArgumentError("cannot measure", "sites", found, "one on a GPU that takes what it finds here")
         sites = unmeasured(plan, self.catalog, self._gains.known)
-        if sites:
-            self._measurer.measure(sites, device)
-            del self._gains
-        return len(sites)
+        if not sites:
+            return 0, 0
+        done = self._measurer.measure(sites, device, seconds)
+        del self._gains
+        return done, len(sites) - done
 
     @property
     def _maker(self) -> Maker:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ..errors import FusionregError
-from ..frozen import FrozenDict
-from ..planner.policies import UNSURE
+from ..frozen import EMPTY, FrozenDict
+from ..planner.policies import undecided
 from ..spec import Record, Workload
 from .gains import FACTS, GainRow
 from .measure import compete
@@ -85,16 +85,15 @@ def unmeasured(plan: Plan, catalog: Catalog, known: Callable[[str], Collection[s
     """What a plan rests on and nobody has measured on this machine: its sites, and those that only a measurement could
     let in, the largest first: parts of them wait for the next plan. ``known``: fusion → names of the workloads that
     there are rows of."""
-    unsure = [x.match for x in plan.losers if x.reason == UNSURE]
+    unsure = [x.match for x in plan.losers if undecided(x.reason)]
     sets = [frozenset(m.nodes) for m in (*plan.chosen, *unsure)]
     matches = [*plan.chosen, *(m for m in unsure if not any(s > frozenset(m.nodes) for s in sets))]
     found = dict.fromkeys(s for m in matches if not m.captured and (s := site_of(catalog, m)) is not None)
     return tuple(s for s in found if s.workload.name not in known(s.fusion))
 
 
-def measured(sites: Sequence[Site], bench: Bench, catalog: Catalog, tuned: Tuning | None) -> Iterator[GainRow]:
-    """A row of each site: our kernel and the peers of ``bench``, once all are held against float64. What cannot be
-    measured has a row without competitors: nobody asks for it again; what lacked memory has none."""
+def subjects(sites: Sequence[Site], bench: Bench, catalog: Catalog, tuned: Tuning | None) -> Iterator[Subject]:
+    """Those that have a kernel to be measured."""
     for site in sites:
         try:
             subject = Subject.of(
@@ -102,38 +101,52 @@ def measured(sites: Sequence[Site], bench: Bench, catalog: Catalog, tuned: Tunin
             ).asking(site.asked)
         except FusionregError:
             continue
-        if subject.chosen is not None and (row := _row(subject, bench)) is not None:
-            yield row
+        if subject.chosen is not None:
+            yield subject
+
+
+def measured(sites: Sequence[Site], bench: Bench, catalog: Catalog, tuned: Tuning | None) -> Iterator[GainRow]:
+    """A row of each site: our kernel and the peers of ``bench``, once all are held against float64. What cannot be
+    measured has a row without competitors: nobody asks for it again; what lacked memory has none."""
+    for subject in subjects(sites, bench, catalog, tuned):
+        times, reasons = _times(subject, bench)
+        if not any("out of memory" in reason for reason in reasons):
+            yield row_of(subject, bench, times)
         if bench.lost():
             return
 
 
-def _row(subject: Subject, bench: Bench) -> GainRow | None:
+def _times(subject: Subject, bench: Bench) -> tuple[Mapping[str, float], list[str]]:
+    """Medians of our kernel and of the peers, and why there are none."""
     assert subject.chosen is not None
-    kernel, traffic = subject.chosen.kernel, subject.traffic
-    size = traffic.read + traffic.written
-    if size > WARM:
-        subject = subject.cold()
+    own = subject.chosen.kernel.name
     times: Mapping[str, float] = {}
     reasons: list[str] = []
+    if subject.traffic.read + subject.traffic.written > WARM:
+        subject = subject.cold()
     try:
         with bench.prepare(subject) as prepared:
-            entrants = [e for e in prepared.entrants if not e.ours or e.name == kernel.name]
-            columns, _ = compete(entrants, kernel.name)
+            entrants = [e for e in prepared.entrants if not e.ours or e.name == own]
+            columns, _ = compete(entrants, own)
             times = {c.name: c.time.median for c in columns if c.time and not c.computes}
             reasons += [c.reason for c in columns]
     except (FusionregError, RuntimeError, MemoryError) as error:
         reasons.append(str(error))
-    if any("out of memory" in reason for reason in reasons):
-        return None
+    return times, reasons
+
+
+def row_of(subject: Subject, bench: Bench, times: Mapping[str, float] = EMPTY) -> GainRow:
+    """The row of a site; without competitors where our kernel has no time."""
+    assert subject.chosen is not None
+    kernel, traffic = subject.chosen.kernel, subject.traffic
     own = times.get(kernel.name)
     peers = {k: ms for k, ms in times.items() if k != kernel.name} if own is not None else {}
     return GainRow(
         fusion=subject.entry.name, workload=subject.workload.name, kernel=kernel.name, digest=kernel_digest(kernel),
-        dtypes=subject.problem.dtypes, choices=subject.problem.choices, bytes=size, ms=own or 0.0,
-        peers=FrozenDict(peers), axes=subject.workload.axes, batch=subject.workload.batch,
+        dtypes=subject.problem.dtypes, choices=subject.problem.choices, bytes=traffic.read + traffic.written,
+        ms=own or 0.0, peers=FrozenDict(peers), axes=subject.workload.axes, batch=subject.workload.batch,
         facts=FrozenDict({k: bench.environment[k] for k in FACTS if k in bench.environment}),
     )  # fmt: skip
 
 
-__all__ = ["Site", "measured", "site_of", "unmeasured"]
+__all__ = ["Site", "measured", "row_of", "site_of", "subjects", "unmeasured"]

@@ -52,12 +52,18 @@ class TorchBench:
     Args:
         peers: competitors that are prepared.
         mode: in which torch.compile competes.
+        budget: milliseconds of device time that one round of one competitor gets.
 
     Raises: :class:`MissingDependencyError` where there is none: nothing else is a source of timings.
     """
 
     def __init__(
-        self, catalog: Catalog, cache: Cache | None = None, peers: Sequence[str] = PEERS, mode: str = COMPILE_MODE
+        self,
+        catalog: Catalog,
+        cache: Cache | None = None,
+        peers: Sequence[str] = PEERS,
+        mode: str = COMPILE_MODE,
+        budget: float = BUDGET,
     ) -> None:
         if not torch.cuda.is_available():
             raise MissingDependencyError(
@@ -65,7 +71,7 @@ class TorchBench:
                 "Run it where there is one: the simulator is never a source of timings",
             )  # fmt: skip
         self.catalog, self._cache, self.peers = catalog, cache or Cache(), tuple(peers)
-        self._mode = mode
+        self._mode, self._budget = mode, budget
         index = torch.cuda.current_device()
         self.gpu, self.target = torch.cuda.get_device_name(index), device_target(index)
         facts = torch.cuda.get_device_properties(index)
@@ -109,7 +115,7 @@ class TorchBench:
         """Compiles what :meth:`prepare` and its entrants will ask for; see :func:`~.bench_compile.compile_all`."""
         with _settings():
             try:
-                return compile_all(subject, "cuda", self._cache, self.peers)
+                return compile_all(subject, "cuda", self._cache, self.peers, self._mode)
             finally:
                 torch._dynamo.reset()
                 if not self.lost():
@@ -143,8 +149,8 @@ class TorchBench:
 
     def _sample(self, calls: Sequence[Callable[[], Any]], mode: str, part: float = 1.0) -> list[float]:
         if mode == "g":
-            return _timer(self).replayed(calls[0], part * BUDGET)
-        return _timer(self).cold(calls, part * BUDGET)
+            return _timer(self).replayed(calls[0], part * self._budget)
+        return _timer(self).cold(calls, part * self._budget)
 
 
 def _timer(bench: TorchBench) -> Timer:

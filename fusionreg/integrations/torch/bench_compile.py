@@ -59,8 +59,11 @@ def _silence() -> Iterator[None]:
         logging.disable(before)
 
 
-def compile_all(subject: Subject, device: str, cache: Cache, peers: Sequence[str]) -> tuple[str, ...]:
-    """Compiles our kernels and what ``peers`` run on a workload, so that the caches have it: what failed, and why.
+def compile_all(
+    subject: Subject, device: str, cache: Cache, peers: Sequence[str], mode: str = COMPILE_MODE
+) -> tuple[str, ...]:
+    """Compiles our kernels and what ``peers`` run on a workload, torch.compile in ``mode``, so that the caches have it:
+    what failed, and why.
 
     Inductor's tuner runs, and keeps what it finds in a cache of its own; nothing else is timed.
     """
@@ -69,7 +72,7 @@ def compile_all(subject: Subject, device: str, cache: Cache, peers: Sequence[str
 
     accepted = (c for c in subject.selection.accepted if not c.kernel.spec.library)
     works: list[tuple[str, Callable[[], Any]]] = [(c.kernel.key, partial(ours, c)) for c in accepted]
-    works.append(("competitors", lambda: works.extend(_competitors(subject, device, peers))))
+    works.append(("competitors", lambda: works.extend(_competitors(subject, device, peers, mode))))
     failed = []
     for name, work in works:
         try:
@@ -79,7 +82,9 @@ def compile_all(subject: Subject, device: str, cache: Cache, peers: Sequence[str
     return tuple(failed)
 
 
-def _competitors(subject: Subject, device: str, peers: Sequence[str]) -> list[tuple[str, Callable[[], Any]]]:
+def _competitors(
+    subject: Subject, device: str, peers: Sequence[str], mode: str
+) -> list[tuple[str, Callable[[], Any]]]:
     """Names, and calls that compile; their arrays are there before the first is called."""
     others = [p for p in library_peers(subject.graph, subject.ops) if p.name in peers and p.name in _COMPILING]
     if "compile" not in peers and not others:
@@ -87,9 +92,9 @@ def _competitors(subject: Subject, device: str, peers: Sequence[str]) -> list[tu
     arrays = arrays_of(subject, device, 0)
     given = [arrays[n] for n in subject.graph.inputs]
     found: list[tuple[str, Callable[[], Any]]] = []
-    for graph, mode in ((subject.graph, COMPILE_MODE), (undropped(subject.graph), "default")):
+    for graph, how in ((subject.graph, mode), (undropped(subject.graph), "default")):
         if graph is not None and "compile" in peers:
-            found.append(("compile", partial(_compile, subject, graph, device, mode, given)))
+            found.append(("compile", partial(_compile, subject, graph, device, how, given)))
     return found + [(p.name, partial(p.call, *(arrays[n] for n in p.inputs))) for p in others]
 
 

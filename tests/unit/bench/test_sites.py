@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tuning_kit import made
@@ -129,13 +129,11 @@ def test_what_does_not_fit_into_l2_is_measured_cold(catalog):
 def test_one_process_at_a_time_measures(tmp_path):
     cache = Cache(tmp_path / "cache")
     cache.put("kind", "key", b"1")
-    with measuring._turn(cache, 0), measuring._turn(cache, 1):
-        (path,) = (tmp_path / "cache").glob("measuring-0.lock")
-        with open(path, "w") as other, pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with open(path, "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert cache.prune() == 0 and cache.get("kind", "key") == b"1", "a lock is no entry"
+    refused = pytest.raises(LaunchError, match="cannot measure on device-0: others do")
+    with measuring._turn(cache, "device-0", 1.0), measuring._turn(cache, "device-1", 1.0), refused:
+        measuring._turn(cache, "device-0", 0.1).__enter__()
+    with measuring._turn(cache, "device-0", 0.0):
+        assert cache.prune() == 0 and cache.get("kind", "key") == b"1", "a lock is no entry"
 
 
 def test_a_process_that_cannot_measure_is_told_of(catalog, monkeypatch):
@@ -143,23 +141,86 @@ def test_a_process_that_cannot_measure_is_told_of(catalog, monkeypatch):
     measurer, sites = measuring.Measurer(), [site_of(catalog, match())]
     for _ in range(2):  # the process lives on
         with pytest.raises(LaunchError, match=r"cannot measure 1 sites: .*(CUDA|GPU)"):
-            measurer.measure(sites, 0)
-    first = measurer._process
+            measurer.measure(sites, 0, 60.0)
+    first = measurer._timing._process
     assert first.poll() is None
     first.stdin.close()
     assert first.wait(60) == 0, "it ends when nobody can ask any more"
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(LaunchError, match="exit status 1"):
-        measurer.measure(sites, 0)
+        measurer.measure(sites, 0, 60.0)
+
+
+class Clock:
+    """Time passes only where somebody says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class FakeProcess:
+    """Starts in 5 seconds, compiles a site in 10 and times it in 2, unless ``slow`` says otherwise (None: it dies at
+    once)."""
+
+    def __init__(self, clock, log, slow):
+        self.clock, self.log, self.slow, self.dead = clock, log, slow, False
+
+    def ask(self, job, seconds):
+        what = (job["do"], *(s["workload"]["axes"]["M"] for s in job["sites"]))
+        takes = self.slow.get(what, {"start": 5, "compile": 10, "measure": 2, "write off": 1}[job["do"]])
+        self.log.append(what)
+        self.clock.now += min(takes or 0, seconds)
+        return None if takes is None or takes > seconds else ""
+
+    def failure(self):
+        return "exit status 1"
+
+    def end(self):
+        self.log.append(("end",))
 
 
 @pytest.mark.parametrize(
-    ("answers", "failed"), [([""], ""), (["too slow"], "too slow"), ([None, ""], ""), ([None, None], "exit status 1")]
+    ("seconds", "slow", "done", "took", "written_off"),
+    [
+        (100, {}, 3, 5 + 3 * 10 + 3 * 2, []),
+        (100, {("measure", 64): None}, 3, 5 + 30 + 2 * 2 + 1, [64]),  # it dies there
+        (100, {("measure", 64): 1e9}, 3, 5 + 30 + 45 + 2 * 2 + 1, [64]),  # it hangs
+        (37, {("measure", 64): 1e9}, 0, 37, []),  # the time is over: not the fault of the site
+        (50, {("compile", 64): 1e9}, 3, 5 + 25 + 3 * 2, []),  # timed last, compiled then
+        (12, {}, 2, 12, []),
+    ],
 )
-def test_a_job_is_done_once_and_again_where_its_process_had_ended(catalog, monkeypatch, answers, failed):
-    given, told, measurer = iter(answers), [], measuring.Measurer()
-    monkeypatch.setattr(measurer, "_ask", lambda job, sites: told.append(job) or next(given))
-    monkeypatch.setattr(measurer, "_failure", lambda: "exit status 1")
-    with pytest.raises(LaunchError, match=failed) if failed else nullcontext():
-        measurer.measure([site_of(catalog, match())], 0)
-    assert len(told) == len(answers) and len(set(told)) == 1
+def test_measuring_ends_with_its_time(catalog, monkeypatch, seconds, slow, done, took, written_off):
+    monkeypatch.setattr(measuring, "COMPILING", 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(measuring, "ThreadPoolExecutor", InOrder)
+    clock, log = Clock(), []
+    measurer = measuring.Measurer(clock, lambda: FakeProcess(clock, log, slow))
+    sites = [site_of(catalog, match(m=m)) for m in (64, 65, 66)]
+    assert measurer.measure(sites, 0, seconds) == done
+    assert clock.now <= max(seconds, took) + 1e-6 and clock.now == pytest.approx(took, abs=2.0)
+    assert [what[1] for what in log if what[0] == "write off"] == written_off
+    assert log.count(("end",)) == 2, "those that compile"
+
+
+class InOrder:
+    """A pool that does what it is given at once."""
+
+    def __init__(self, count):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, f, *given):
+        found = f(*given)
+        return SimpleNamespace(result=lambda: found)
+
+    def map(self, f, given):
+        return [f(g) for g in given]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,21 +27,43 @@ def test_a_plan_is_made_again_as_long_as_something_was_measured(
 ) -> None:
     plans, answers = list[Any](), iter((3, 1, 0))
 
-    def measure(self: Any, plan: Any, device: int) -> int:
-        plans.append((plan, device))
-        return next(answers, 0)
+    def measure(self: Any, plan: Any, device: int, seconds: float) -> tuple[int, int]:
+        plans.append((plan, device, seconds))
+        return next(answers, 0), 0
 
     monkeypatch.setattr(type(registry), "measure", measure)
     with torch.no_grad():
         compiled(block, measure=True)(*GIVEN)
-    assert [len(p.chosen) for p, _ in plans] == [1, 1, 1, 1], "thrice the captured graph, and what autograd makes of it"
-    assert {device for _, device in plans} == {0}
+    assert [len(p.chosen) for p, *_ in plans] == [1, 1, 1, 1], (
+        "thrice the captured graph, and what autograd makes of it"
+    )
+    assert {device for _, device, _ in plans} == {0}
+    assert all(59 < seconds <= 60 for *_, seconds in plans)
     assert len(fused(reports)) == 1, "one report of one graph"
-    monkeypatch.setattr(type(registry), "measure", lambda self, plan, device: plans.append(plan) or 1)
+    monkeypatch.setattr(type(registry), "measure", lambda self, plan, *_: plans.append(plan) or (1, 0))
     plans.clear()
     with torch.no_grad():
         compiled(block, measure=True)(*GIVEN)
     assert len(plans) == 2 * 3, "at most so often"
+
+
+def test_measuring_has_its_time(compiled: Any, reports: Any, registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph whose time is over is planned with what there is, and says so."""
+    now, asked = [0.0], list[float]()
+
+    def measure(self: Any, plan: Any, device: int, seconds: float) -> tuple[int, int]:
+        asked.append(seconds)
+        now[0] += 4.0
+        return 1, 3
+
+    monkeypatch.setattr(segment, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(type(registry), "measure", measure)
+    with torch.no_grad():
+        compiled(block, measure=7.0)(*GIVEN)
+    assert asked == [7.0, 3.0] * 2, "the captured graph, and what autograd makes of it"
+    assert reports[0].unmeasured == 3 and "not measured: 3 sites" in str(reports[0])
+    with pytest.raises(Exception, match="cannot compile backend fusionreg: measure -1"):
+        compiled(block, measure=-1)(*GIVEN)
 
 
 def test_what_cannot_be_measured_is_told(compiled: Any, reports: Any) -> None:

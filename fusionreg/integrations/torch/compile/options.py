@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .report import Report
 
 INNER = ("inductor", "eager")
+#: Seconds that measuring the sites of one graph may take.
+MEASURING = 60.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Options:
         registry: the fusions to use; by default those of all installed plugins.
         device: where fused kernels run: ``cuda``, or ``sim`` for tensors on the CPU, which is for tests.
         measure: sites that a plan rests on and nobody has measured on this machine are measured while compiling, beside
-            the inner backend's code for them, in a process of its own, and the plan is made again; results are kept.
+            the inner backend's code for them, in processes of their own, and the plan is made again; results are kept.
+            A graph has a minute for it, or so many seconds as this says.
         strict: raise where a graph cannot be rewritten, instead of leaving it as it is.
     """
 
@@ -45,8 +48,13 @@ class Options:
     report: Callable[[Report], None] | None = None
     registry: Registry | None = field(default=None, compare=False)
     device: str = "cuda"
-    measure: bool = False
+    measure: bool | float = False
     strict: bool = False
+
+    @property
+    def measuring(self) -> float:
+        """Seconds that measuring the sites of one graph may take."""
+        return MEASURING if self.measure is True else float(self.measure)
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None) -> Options:
@@ -68,6 +76,9 @@ class Options:
             raise UnknownNameError.among("inner backend", made.inner, INNER)
         if made.device not in ("cuda", "sim"):
             raise ArgumentError("cannot compile", "backend fusionreg", f"device {made.device!r}", "'cuda' or 'sim'")
+        if not isinstance(made.measure, bool | int | float) or made.measure < 0:
+            found = f"measure {made.measure!r}"
+            raise ArgumentError("cannot compile", "backend fusionreg", found, "a bool, or seconds")
         if not isinstance(made.inner_options, Mapping):
             found = type(made.inner_options).__name__
             raise ArgumentError("cannot compile", "backend fusionreg", f"inner_options of type {found}", "a mapping")

@@ -65,6 +65,7 @@ class Report:
         seconds: that all this took.
         plans: digests of the plans of its parts: equal on every rank that compiles the same graph.
         moved: how many of its inputs are moved to channels last first.
+        unmeasured: how many sites there was no time to measure; the next compilation goes on with them.
     """
 
     fused: tuple[FusedSite, ...] = ()
@@ -76,6 +77,7 @@ class Report:
     stage: str = "captured"
     plans: tuple[str, ...] = ()
     moved: int = 0
+    unmeasured: int = 0
 
     @classmethod
     def joined(cls, reports: Iterable[Report], policy: str, seconds: float, stage: str = "captured") -> Report:
@@ -91,6 +93,7 @@ class Report:
             stage,
             tuple(p for r in parts for p in r.plans),
             sum(r.moved for r in parts),
+            sum(r.unmeasured for r in parts),
         )
 
     @property
@@ -110,6 +113,8 @@ class Report:
                 yield f"  {title}: {item}"
         if self.moved:
             yield f"  moved to channels last: {self.moved} inputs"
+        if self.unmeasured:
+            yield f"  not measured: {self.unmeasured} sites, for which the time was too short"
         for text in self.refused:
             yield f"  left as it was: {text}"
         if self.opaque:

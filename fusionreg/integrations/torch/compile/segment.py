@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ class Fuser:
         self.operators = Operators.of(registry)
         self.reports: list[Report] = []
         self.sites = 0
+        self._measuring, self._unmeasured = options.measuring, 0
 
     def rewrite(self, segment: torch.fx.GraphModule, values: list[Any]) -> torch.fx.GraphModule | None:
         """The segment with what could be fused as calls; None where nothing was, or it cannot be rewritten."""
@@ -78,7 +80,7 @@ class Fuser:
         if device is None or self.options.policy == "off" or (device.type == "cpu" and self.options.device != "sim"):
             return module
         with torch.no_grad():
-            measure = self.options.measure
+            measure = bool(self.options.measure)
             made = self._guarded(lambda: self._woven(self._planned(read(module, "graph"), values, measure)))
         return module if made is None else dressed(made, module)
 
@@ -102,10 +104,10 @@ class Fuser:
         """The segment as the plan has it that saves most: of its maps as they lie, or with channels last."""
         module = to_aten(segment, values)
         moved = maps.movable(module, values)
-        plan = self._planned(self._read(module, device), values, self.options.measure and not moved)
+        plan = self._planned(self._read(module, device), values, bool(self.options.measure) and not moved)
         if moved:
             given = [moved.get(i, v) for i, v in enumerate(values)]
-            other = self._planned(self._read(to_aten(segment, given), device), given, self.options.measure)
+            other = self._planned(self._read(to_aten(segment, given), device), given, bool(self.options.measure))
             price = 0.0 if self.options.inner == "inductor" else maps.seconds(moved)  # Inductor would move them, too
             if other.saves - price > plan.saves and (made := self._woven(other)) is not None:
                 self.reports[-1] = replace(self.reports[-1], moved=maps.move(made, moved, segment))
@@ -139,7 +141,8 @@ class Fuser:
 
     def _woven(self, of: _Planned) -> torch.fx.GraphModule | None:
         """The graph with what its plan has chosen as calls; None where that is nothing."""
-        self.reports.append(self._report(of.plan, of.lowered, of.gradients, of.reach))
+        found = self._report(of.plan, of.lowered, of.gradients, of.reach)
+        self.reports.append(replace(found, unmeasured=self._unmeasured))
         chosen = [m for m in of.plan.chosen if not of.reach.stands(m)]
         if not chosen:
             return None
@@ -155,11 +158,15 @@ class Fuser:
         if _ranks() > 1:
             self._tell("nothing is measured in one of several processes: each would choose for itself")
             return 0
+        start = time.monotonic()
         try:
-            return self.registry.measure(plan, place.index or 0)
+            done, left = self.registry.measure(plan, place.index or 0, self._measuring)
         except FusionregError as error:
             self._tell(str(error))
             return 0
+        self._measuring -= time.monotonic() - start
+        self._unmeasured = left
+        return done if self._measuring > 0 else 0
 
     def _tell(self, refused: str) -> None:
         if self.options.strict:
