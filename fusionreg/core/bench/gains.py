@@ -36,6 +36,8 @@ FOLDER = "measured"
 KIND, VERSION = "measured", "1"
 #: A measurement tells of problems of up to so many times its bytes, and of no less than their inverse share.
 NEAR = 4.0
+#: Dtypes of one width that the same units multiply: what was measured of one tells of the other.
+ALIKE = {"bfloat16": "float16"}
 #: Facts of a run that rows keep.
 FACTS = ("gpu", "driver", "torch", "compile", "date")
 
@@ -194,10 +196,10 @@ def _holds(row: GainRow, entry: FusionEntry | None, digest: Callable[[KernelEntr
 class MeasuredGains:
     """(match, executor, bytes) → how the like of it measured against that executor; asked by the planner.
 
-    Like is: the same fusion (of a derived one, that which it was derived from), dtypes, choices and kernel, all extents
-    known, and at most :data:`NEAR` times as many bytes or as few; the nearest of those. Attributes and the order of
-    axes in memory do not count, but what kernel would run does. What was measured at a site of a model counts for its
-    very extents alone, and before all others.
+    Like is: the same fusion (of a derived one, that which it was derived from), choices and kernel, dtypes that are the
+    same or :data:`ALIKE`, all extents known, and at most :data:`NEAR` times as many bytes or as few; the nearest of
+    those. Attributes, dtypes that vectors alone have, and the order of axes in memory do not count, but what kernel
+    would run does. What was measured at a site of a model counts for its very extents alone, and before all others.
 
     Args:
         catalog: the loaded fusions.
@@ -216,10 +218,12 @@ class MeasuredGains:
     def __call__(self, match: Match, executor: Executor, size: int) -> Gain | None:
         if size <= 0 or any(isinstance(d, str) for d in (*match.axes.values(), *match.leading)):
             return None
+        name = match.base or match.fusion
+        wide = self._wide(name)
         rows = [
-            (not _same(r, match), abs(log(size / r.bytes)), r.workload, column, r)
-            for r in self._of(match.base or match.fusion)
-            if r.dtypes == match.dtypes
+            (not _same(r, match), r.dtypes != match.dtypes, abs(log(size / r.bytes)), r.workload, column, r)
+            for r in self._of(name)
+            if all(_kind(r.dtypes.get(v)) == _kind(match.dtypes.get(v)) for v in wide)
             and all(match.choices.get(k, v) == v for k, v in r.choices.items())
             and (column := next((c for c in executor.columns if r.peers.get(c)), ""))
             and r.bytes > 0
@@ -238,6 +242,14 @@ class MeasuredGains:
     def known(self, fusion: str) -> tuple[str, ...]:
         """Names of the workloads that there are rows of."""
         return tuple(r.workload for r in self._of(fusion))
+
+    def _wide(self, fusion: str) -> frozenset[str]:
+        """The dtype variables of a fusion's tensors that are more than vectors; all of them where none are."""
+        entry = self._catalog.get(fusion)
+        types = tuple(entry.tensors.values()) if entry is not None else ()
+        return frozenset(t.dtype for t in types if any(f.leading or len(f.axes) > 1 for f in t.forms)) or frozenset(
+            t.dtype for t in types
+        )
 
     def _of(self, fusion: str) -> tuple[GainRow, ...]:
         if fusion not in self._rows:
@@ -266,6 +278,11 @@ class MeasuredGains:
                 known = None
             self._files[path] = known.rows if known is not None else ()
         return self._files[path]
+
+
+def _kind(dtype: str | None) -> str | None:
+    """What a dtype counts as."""
+    return dtype if dtype is None else ALIKE.get(dtype, dtype)
 
 
 def _same(row: GainRow, match: Match) -> bool:

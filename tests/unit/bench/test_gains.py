@@ -27,8 +27,8 @@ def column(name, ms, ours=False, **fields):
     return Column(name=name, ours=ours, time=spread([ms]), **fields)
 
 
-def results(catalog, *columns, workload="w", status="measured", scale=1):
-    subject = subject_of(catalog)
+def results(catalog, *columns, workload="w", status="measured", scale=1, **changes):
+    subject = subject_of(catalog, **changes)
     run = Run(date="2026-01-02T03:04:05", environment=FACTS, ceilings=Ceilings(copy_rate=1, read_rate=1, write_rate=1))
     row = Result(
         fusion="acme.add_relu", workload=workload, mode="b", problem="", digest=subject.digest(FACTS), run=0,
@@ -79,6 +79,21 @@ def test_it_tells_of_its_like_alone(tmp_path):
     assert asked(catalog, axes=FrozenDict(M="B", N=256)) is None  # nobody knows its size
     assert asked(catalog, base="acme.add_relu")
     assert MeasuredGains(catalog, lambda m: "plain", "sm_80")(site(), EAGER, SIZE) is None
+
+
+def test_dtypes_that_tell_of_each_other(tmp_path):
+    """Halves of one width do, and those of vectors do not count: a model in bfloat16 is one that was measured in
+    float16 beside normalisation in float32."""
+    half = FrozenDict(T="float16", B="float32")
+    catalog = made(
+        tmp_path / "plugin", workloads=(ROW.model_copy(update={"dtypes": half}),),
+        inputs={"x": "T[M N]", "bias": "B[N]"},
+        dtypes={"T": ("float16", "bfloat16", "float32"), "B": ("float16", "bfloat16", "float32")},
+    )  # fmt: skip
+    ship(results(catalog, *COLUMNS, dtypes=half), (), catalog)
+    for kind in ({"T": "float16", "B": "float16"}, {"T": "bfloat16", "B": "bfloat16"}, {"T": "bfloat16"}):
+        assert asked(catalog, dtypes=FrozenDict(kind)), kind
+    assert asked(catalog, dtypes=FrozenDict(T="float32", B="float32")) is None
 
 
 def test_the_nearest_of_several_counts(tmp_path):
