@@ -105,6 +105,9 @@ class Workload(Record):
     values: FrozenDict[str, str] = EMPTY
     """Integer input → one of :data:`WHOLE_NUMBERS` and an expression over axes, as in ``below E`` (default ``below 5``;
     for 8 bits, any)."""
+    products: FrozenDict[str, str] = EMPTY
+    """Input → the product that it is, as in ``x @ w`` with another input and a weight ``[N K]`` beside them: a library
+    makes it in front of every launch, and figures, bytes and operations are of both."""
     goal: str = ""
     """Milliseconds that it should take at most, an expression over :data:`GOAL_NAMES`; empty where there is none."""
     summary: str = ""

@@ -85,8 +85,11 @@ class Traffic:
     def of(cls, problem: Problem, graph: Graph, ops: Mapping[str, OpSpec]) -> Traffic:
         """Counted on the problem's tensors and the pattern's graph."""
         outputs = set(problem.output_names)
-        sizes = {name: t.bytes for name, t in problem.tensors.items() if t is not None}
         model = CostModel(ops)
+        sizes = {name: t.bytes for name, t in problem.tensors.items() if t is not None}
+        for name in {*graph.producers} & {*sizes} - outputs:  # products in front
+            del sizes[name]
+        sizes |= {name: model.size(graph.values[name]) for name in graph.inputs if name not in sizes}
         chosen: dict[str, int] = {}  # of inputs of the graph, what its nodes read of them together
         for node in graph.nodes:
             for name in {*node.inputs} & {*graph.inputs}:

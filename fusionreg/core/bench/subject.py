@@ -16,7 +16,7 @@ from ..conformance.reference import graph_of
 from ..conformance.trial import Trial
 from ..errors import FusionregError, SpecError, UnknownNameError
 from ..frozen import EMPTY, FrozenDict
-from ..ir import Graph
+from ..ir import Graph, Node, Value
 from ..ops import Vocabulary
 from ..problem import Candidate, Problem, Selection, select
 from ..proof.evidence import stripped
@@ -44,7 +44,7 @@ class Subject:
         entry, workload: what is measured.
         trial: one call of it, on contiguous tensors.
         problem: the same as kernels see it.
-        graph: what the fusion's first spelling stands for here.
+        graph: what the fusion's first spelling stands for here, behind the products that the workload names.
         traffic: bytes and operations it needs at least.
         selection: the kernels that accept it, as dispatch orders them.
         ops: the vocabulary.
@@ -74,7 +74,7 @@ class Subject:
         """:class:`SpecError` when the fusion's contract admits no such problem. ``tuned``: as the runtime has it;
         ``multiprocessors``: as for ``problem.bind``."""
         trial, problem = _fitting(entry, workload, target, multiprocessors)
-        graph = graph_of(entry, trial, ops)
+        graph = _with_products(graph_of(entry, trial, ops), workload)
         parameters = EMPTY if tuned is None else tuned(entry, problem)
         selection = select(entry, problem, pending=True, tuned=parameters)
         return cls(entry, workload, trial, problem, graph, Traffic.of(problem, graph, ops), selection, ops)
@@ -111,8 +111,9 @@ class Subject:
 
     def _hash(self, kernels: list[Any], environment: Mapping[str, str]) -> str:
         workload = self.workload.model_dump(mode="json")
-        if not workload["values"]:  # digests from before there was such a field
-            del workload["values"]
+        for name in ("values", "products"):  # digests from before there were such fields
+            if not workload[name]:
+                del workload[name]
         parts = [VERSION, workload, list(self.entry.spec.pattern), *kernels]
         parts.append(sorted(environment.items()))
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
@@ -127,6 +128,19 @@ class Subject:
         except FusionregError as e:
             return str(e)
         return f"{stripped(source.text)} {source.options}"
+
+
+def _with_products(graph: Graph, workload: Workload) -> Graph:
+    """The graph with the products that a workload names in front of it, their weights as further inputs."""
+    for name, text in workload.products.items():
+        x, weight = (part.strip() for part in text.split("@"))
+        values, y, rows = graph.values, graph.values[name], graph.values[x].shape
+        assert y.shape is not None and rows is not None  # a trial has extents
+        w = Value(weight, y.dtype, (y.shape[-1], rows[-1]))
+        node = Node(f"product_{name}", "MatMul", (x, weight), (name,), attrs=FrozenDict({"transB": 1}))
+        inputs = (*(n for n in graph.inputs if n != name), weight)
+        graph = replace(graph, inputs=inputs, nodes=(node, *graph.nodes), values=values | {weight: w}).check()
+    return graph
 
 
 def _fitting(

@@ -328,6 +328,10 @@ def check_workload(problems: Problems, at: str, workload: Workload, entry: Fusio
             problems.expression(f"{at}.values", number, Scope(frozenset(workload.axes), predicates=frozenset()))
     if workload.goal:
         problems.expression(f"{at}.goal", workload.goal, Scope(frozenset(GOAL_NAMES), predicates=frozenset()))
+    for name, text in workload.products.items():
+        x, at_sign, w = (part.strip() for part in text.partition("@"))
+        if name not in entry.inputs or x not in entry.inputs or not (at_sign and w.isidentifier()) or w in entry.inputs:
+            problems.add(f"{at}.products", f"{name} = {text!r}", "an input = another input @ the name of a weight")
 
 
 def form_index(kind: TensorType, text: str) -> int | None:

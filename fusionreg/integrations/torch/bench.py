@@ -24,7 +24,7 @@ from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.runtime.driver import driver
 from fusionreg.core.runtime.kernels import device_target
 
-from .bench_arrays import Verifier, arrays_of, bound
+from .bench_arrays import Verifier, arrays_of, behind, bound
 from .bench_compile import COMPILE_MODE, compile_all, compiled
 from .counting import Job, executed
 from .library_peers import LibraryPeer, library_peers
@@ -239,7 +239,10 @@ class Workbench:
     def ours(self, kernel: KernelEntry, params: Mapping[str, Any]) -> Entrant:
         """The kernel alone in its fusion, with these parameters: each is timed as itself, whatever dispatch prefers."""
         def bind() -> list[Any]:
-            one = partial(bound, self.subject, self.catalog, kernel, params, cache=self._cache)
+            def one(sets: Sequence[Mapping[str, Any]]) -> list[Any]:
+                found = bound(self.subject, self.catalog, kernel, params, sets, self._cache)
+                return [behind(self.subject, call, arrays) for call, arrays in zip(found, sets, strict=True)]
+
             (first,) = one(sets=self.sets[:1])
             self._wait()
             started = time.perf_counter()

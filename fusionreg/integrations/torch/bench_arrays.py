@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,10 @@ def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
         if subject.trial.layouts.get(name) == "channels_last" and array.ndim > 2:
             array = array.movedim(1, -1).contiguous().movedim(-1, 1)
         found[name] = array
+    for name in subject.workload.products:  # a launch in front writes it
+        value = subject.graph.values[name]
+        shape = tuple(int(d) for d in value.shape or ())
+        found[name] = torch.zeros(shape, dtype=torch_dtype(value.dtype), device=device)
     return found | _softmaxes(subject.graph, found) | _attentions(subject.graph, found)
 
 
@@ -142,6 +147,30 @@ def bound(
         if one.kernel != kernel.key:
             raise LaunchError("cannot time", kernel.key, one.reason, "a kernel that accepts the arrays")
     return found
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A bound kernel behind the products that make some of its inputs: both are launched."""
+
+    bound: Bound
+    products: tuple[Callable[[], Any], ...]
+
+    @property
+    def outputs(self) -> Any:
+        return self.bound.outputs
+
+    def __call__(self) -> Any:
+        for product in self.products:
+            product()
+        return self.bound()
+
+
+def behind(subject: Subject, found: Bound, arrays: Mapping[str, Any]) -> Bound | Behind:
+    """``found``, bound to ``arrays``, behind the products that the workload names."""
+    names = [(name, *map(str.strip, text.split("@"))) for name, text in subject.workload.products.items()]
+    made = tuple(partial(torch.matmul, arrays[x], arrays[w].t(), out=arrays[name]) for name, x, w in names)
+    return Behind(found, made) if made else found
 
 
 class Verifier:

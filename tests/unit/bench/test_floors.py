@@ -47,6 +47,20 @@ def test_leading_axes_and_forms_count() -> None:
     assert found.traffic.written == 2 * 15 * 4 * 8
 
 
+def test_a_product_in_front_counts() -> None:
+    """Its operands in place of what it makes."""
+    axes = {"M": 32, "N": 64, "K": 128, "E": 2, "R": 8}
+    fields = {"dtypes": {"T": "bfloat16", "I": "int64"}, "absent": ("ranks", "scales"), "values": {"ids": "below E"}}
+    workload = Workload(name="w", axes=axes, **fields)
+    alone, both = (
+        Subject.of(shipped()["gemm.lora_routed"], w, "sm_90a", OPS).traffic
+        for w in (workload, workload.model_copy(update={"products": {"base": "x @ weight"}}))
+    )
+    assert both.read - alone.read == 2 * (64 * 128 - 32 * 64)
+    assert both.flops - alone.flops == 2 * 32 * 64 * 128
+    assert both.written == alone.written == 2 * 32 * 64
+
+
 @pytest.mark.parametrize(("tokens", "experts"), [(1, 8), (16, 128 * (1 - (1 - 8 / 128) ** 16)), (16384, 128)])
 def test_experts_that_no_token_has_are_not_read(tokens: int, experts: float) -> None:
     axes = {"M": tokens, "D": 2048, "E": 128, "J": 1536, "I": 768}

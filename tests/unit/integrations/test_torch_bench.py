@@ -23,7 +23,7 @@ from fusionreg.core.spec import Tolerance, Workload  # noqa: E402
 from fusionreg.integrations.torch import bench as home  # noqa: E402
 from fusionreg.integrations.torch import bench_compile as ahead  # noqa: E402
 from fusionreg.integrations.torch.bench import TorchBench, Workbench  # noqa: E402
-from fusionreg.integrations.torch.bench_arrays import Verifier, arrays_of  # noqa: E402
+from fusionreg.integrations.torch.bench_arrays import Verifier, arrays_of, behind  # noqa: E402
 from fusionreg.integrations.torch.library_peers import library_peers  # noqa: E402
 from fusionreg.integrations.torch.peers import torch_module  # noqa: E402
 from fusionreg.integrations.torch.timing import Timer, _count  # noqa: E402
@@ -64,6 +64,26 @@ def test_without_a_gpu_nothing_is_measured(tmp_path) -> None:
 def test_an_unknown_fusion_is_told_first(tmp_path) -> None:
     with pytest.raises(UnknownNameError, match=r"gemm\.bias"):
         bench(["gemm.bais"], out=tmp_path)
+
+
+def test_a_product_in_front_is_launched_with_the_kernel() -> None:
+    entry = shipped()["gemm.lora_routed"]
+    workload = Workload(
+        name="w", axes={"M": 16, "N": 64, "K": 32, "E": 2, "R": 8}, dtypes={"T": "bfloat16", "I": "int64"},
+        absent=("ranks", "scales"), values={"ids": "below E"}, products={"base": "x @ weight"},
+    )  # fmt: skip
+    place = place_of(Subject.of(entry, workload, "sm_90a", OPS))
+    arrays = place.sets[0]
+
+    def kernel() -> torch.Tensor:
+        return arrays["base"] + 1
+
+    both = behind(place.subject, kernel, arrays)
+    assert torch.equal(both(), torch.matmul(arrays["x"], arrays["weight"].t()) + 1)
+    assert behind(gemm(), kernel, {}) is kernel
+    assert [p.computes for p in library_peers(place.subject.graph, OPS)] == ["x @ weight alone"]
+    eager = {e.name: e for e in place.entrants(("eager", "product"))}
+    assert eager["eager"].check().ok and eager["product"].check().ok
 
 
 def test_inputs() -> None:
