@@ -15,15 +15,39 @@ _RELU: _Rows = {
     "256x256x56-64-1x1": ("b", 256, 256, 56, 64, 1, 1, "0.131"),
     "32x256x56-512-1x1-s2": ("b", 32, 256, 56, 512, 1, 2, "0.75 * cudnn"),
 }
-#: Further layers of ResNet-50 at 32 images.
-_RELU_MORE: _Rows = {
-    "32x128x28-128-3x3": ("b", 32, 128, 28, 128, 3, 1, ""),
-    "32x256x14-256-3x3": ("b", 32, 256, 14, 256, 3, 1, ""),
-    "32x512x7-512-3x3": ("b", 32, 512, 7, 512, 3, 1, ""),
-    "32x1024x14-256-1x1": ("b", 32, 1024, 14, 256, 1, 1, ""),
-    "32x2048x7-512-1x1": ("b", 32, 2048, 7, 512, 1, 1, ""),
-    "32x128x56-128-3x3-s2": ("b", 32, 128, 56, 128, 3, 2, ""),
+#: The layers of ResNet-50 behind the first one: name → C, extent of an image, K, extent of the kernel, stride. ``add``:
+#: a residual is added before ReLU; ``alone``: nothing stands behind the normalization.
+_LAYERS = {
+    "64x56-64-1x1": (64, 56, 64, 1, 1), "64x56-64-3x3": (64, 56, 64, 3, 1), "64x56-256-1x1-add": (64, 56, 256, 1, 1),
+    "256x56-64-1x1": (256, 56, 64, 1, 1), "256x56-128-1x1": (256, 56, 128, 1, 1),
+    "128x56-128-3x3-s2": (128, 56, 128, 3, 2), "128x28-512-1x1-add": (128, 28, 512, 1, 1),
+    "512x28-128-1x1": (512, 28, 128, 1, 1), "128x28-128-3x3": (128, 28, 128, 3, 1),
+    "512x28-256-1x1": (512, 28, 256, 1, 1), "256x28-256-3x3-s2": (256, 28, 256, 3, 2),
+    "256x14-1024-1x1-add": (256, 14, 1024, 1, 1), "1024x14-256-1x1": (1024, 14, 256, 1, 1),
+    "256x14-256-3x3": (256, 14, 256, 3, 1), "1024x14-512-1x1": (1024, 14, 512, 1, 1),
+    "512x14-512-3x3-s2": (512, 14, 512, 3, 2), "512x7-2048-1x1-add": (512, 7, 2048, 1, 1),
+    "2048x7-512-1x1": (2048, 7, 512, 1, 1), "512x7-512-3x3": (512, 7, 512, 3, 1),
+    "64x56-256-1x1-alone": (64, 56, 256, 1, 1), "256x56-512-1x1-s2-alone": (256, 56, 512, 1, 2),
+    "512x28-1024-1x1-s2-alone": (512, 28, 1024, 1, 2), "1024x14-2048-1x1-s2-alone": (1024, 14, 2048, 1, 2),
+}  # fmt: skip
+#: Of detectors, whose SiLU stands in the slot behind the normalization.
+_DETECTOR: _Rows = {
+    "16x64x80-64-3x3": ("b", 16, 64, 80, 64, 3, 1, ""),
+    "16x128x80-64-1x1": ("b", 16, 128, 80, 64, 1, 1, ""),
+    "16x128x80-256-3x3-s2": ("b", 16, 128, 80, 256, 3, 2, ""),
 }
+
+
+def _layers(alone: bool) -> _Rows:
+    """Those of 32 and 256 images with or without what stands behind the normalization, but for what has a goal."""
+    return {
+        f"{n}x{name}": ("b", n, *layer, "")
+        for n in (32, 256)
+        for name, layer in _LAYERS.items()
+        if name.endswith("-alone") == alone and f"{n}x{name}" not in _RELU
+    }
+
+
 #: Layers of MobileNet, each channel by itself.
 _DEPTHWISE: _Rows = {
     "32x144x56-depthwise-3x3": ("b", 32, 144, 56, 144, 3, 1, ""),
@@ -42,7 +66,9 @@ _THREE = {"pool_h": 3, "pool_w": 3, "pool_stride_h": 2, "pool_stride_w": 2} | di
 )
 
 
-def _made(rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = False) -> list[Workload]:
+def _made(
+    rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = False, alone: bool = False
+) -> list[Workload]:
     found = []
     for name, (mode, n, c, extent, k, kernel, stride, goal) in rows.items():
         taps = {"R": kernel, "S": kernel}
@@ -51,6 +77,7 @@ def _made(rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = 
         chosen: dict[str, Any] = {"activation": "Relu", "pool": "MaxPool", **pool} if pool else {}
         if depthwise:
             chosen["groups"] = c
+        add = name.endswith("-add")
         found.append(
             Workload(
                 name=f"{name}-pool{pool['pool_h']}" if pool else name,
@@ -59,8 +86,8 @@ def _made(rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = 
                 axes={"N": n, "C": c, "G": 1 if depthwise else c, "H": extent, "W": extent, "K": k, **taps},
                 dtypes={"T": "float16", "B": "float32"},
                 attributes={**window, **chosen},
-                absent=("bias", "residual"),
-                layouts={"x": "channels_last", "w": "channels_last"},
+                absent=("bias",) if add or alone else ("bias", "residual"),
+                layouts=dict.fromkeys(("x", "w", *(("residual",) if add else ())), "channels_last"),
                 goal=goal,
             )
         )
@@ -69,7 +96,9 @@ def _made(rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = 
 
 def workloads(words: str) -> tuple[Workload, ...]:
     """Those of ``conv.<words>``."""
+    if words == "conv_bn":
+        return tuple(_made({**_layers(alone=True), **_DETECTOR}, "S13 more", None, alone=True))
     if words == "conv_bn_relu":
-        more = (*_made(_RELU_MORE, "S13 more", None), *_made(_DEPTHWISE, "S13 more", None, depthwise=True))
-        return (*_made(_RELU, "S13", None), *more)
-    return (*_made(_POOL, "S13", _TWO), *_made(_STEM, "S13", _THREE)) if words == "conv_bn_relu_pool" else ()
+        more = _made(_layers(alone=False), "S13 more", None)
+        return (*_made(_RELU, "S13", None), *more, *_made(_DEPTHWISE, "S13 more", None, depthwise=True))
+    return (*_made(_POOL, "S13", _TWO), *_made(_STEM, "S13", _THREE))
