@@ -41,7 +41,7 @@ def _statistics(site: Site) -> Mapping[str, Any] | None:
     count = site.last_axes("axes")
     if shape is None or count is None or epsilon is None or not epsilon >= 0.0:
         return None
-    if "axes2" in site.found.inputs and site.last_axes("axes2") != count:
+    if any(site.last_axes(name) != count for name in ("axes2", "axes3") if name in site.found.inputs):
         return None
     tail = shape[len(shape) - count :]
     found: dict[str, Any] = {"axis": -count, "epsilon": epsilon}
@@ -76,9 +76,10 @@ def _core(name: str, op: str, head: str, d: str) -> Iterator[Rule]:
 
 def _layer_norm() -> Iterator[Rule]:
     mean = "m = ReduceMean(x, axes)\nd = Sub(x, m)\n"
-    for twin, square in product((False, True), ("Pow({0}, 2.0)", "Mul({0}, {0})")):
-        again = "d2 = Sub(x, m)\n" if twin else ""  # some exporters compute x - mean twice
-        head = f"{mean}{again}v = ReduceMean({square.format('d2' if twin else 'd')}, axes2)"
+    # some exporters compute x - mean twice; a variance that is one call of the framework has a mean of its own
+    twins = ("", "d2 = Sub(x, m)\n", "d2 = Sub(x, ReduceMean(x, axes3))\n")
+    for again, square in product(twins, ("Pow({0}, 2.0)", "Mul({0}, {0})")):
+        head = f"{mean}{again}v = ReduceMean({square.format('d2' if again else 'd')}, axes2)"
         yield from _core("layer_norm", "LayerNormalization", head, "d")
 
 

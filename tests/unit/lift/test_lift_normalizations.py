@@ -23,11 +23,12 @@ SQUARES = {
 }
 
 
-def layer(n, x, axes=(-1,), square="pow", inverse="/√", twin=False, axes2=None, eps=EPS, **attrs):
-    """(mean-free, normalised): the decomposed LayerNorm of a tensor."""
+def layer(n, x, axes=(-1,), square="pow", inverse="/√", twin="", axes2=None, axes3=None, eps=EPS, **attrs):
+    """The decomposed LayerNorm of a tensor; ``twin``: what is computed a second time for the variance."""
     m = n.op("ReduceMean", x, n.ints(*axes), **attrs)
     d = n.sub(x, m)
-    v = n.op("ReduceMean", SQUARES[square](n, n.sub(x, m) if twin else d), n.ints(*(axes2 or axes)), **attrs)
+    m2 = n.op("ReduceMean", x, n.ints(*(axes3 or axes)), **attrs) if twin == "mean" else m
+    v = n.op("ReduceMean", SQUARES[square](n, n.sub(x, m2) if twin else d), n.ints(*(axes2 or axes)), **attrs)
     return INVERSES[inverse](n, d, n.add(v, eps))
 
 
@@ -35,7 +36,7 @@ def layer(n, x, axes=(-1,), square="pow", inverse="/√", twin=False, axes2=None
     ("kind", "inverse"), [*(("float32", i) for i in INVERSES), ("float16", "/√"), ("bfloat16", "/√"), ("float64", "/√")]
 )
 @pytest.mark.parametrize("square", SQUARES)
-@pytest.mark.parametrize("twin", [False, True])
+@pytest.mark.parametrize("twin", ["", "difference", "mean"])
 def test_layer_norm(kind, inverse, square, twin):
     n = Spell(kind)
     y = layer(n, n.x(2, 3, 8), square=square, inverse=inverse, twin=twin)
@@ -77,6 +78,11 @@ def test_other_axes_stay(axes, axes2):
     """onnxruntime#15844: not the last axes, or not the same in both reductions."""
     n = Spell()
     assert_not_lifted(n.done(layer(n, n.x(3, 3, 3), axes, axes2=axes2)), "LayerNormalization")
+
+
+def test_a_second_mean_over_other_axes_stays():
+    n = Spell()
+    assert_not_lifted(n.done(layer(n, n.x(3, 3, 3), twin="mean", axes3=(1,))), "LayerNormalization")
 
 
 def test_axes_absent_mean_all():
