@@ -8,7 +8,7 @@ one cast. ``scaled`` is the product of two e4m3 tensors, each with a scale, whic
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Region
 
 from .dense import ACTIVATIONS, TRANSPOSED
 from .skinny_kernels import general, skinny
@@ -75,7 +75,32 @@ _FORMS = {
 }  # fmt: skip
 
 
-def _scaled(words: str, summary: str, endings: tuple[str, ...], dtypes: dict[str, tuple[str, ...]]) -> FusionSpec:
+#: What the slot of y is proven on: the next product of e4m3 tensors takes the result.
+_REQUANTIZED = Region(
+    name="requantized",
+    summary="e4m3 x @ e4m3 W times a scale of each, activated, and cast to e4m3 again",
+    pattern='...\nq = Mul(y, gain)\nz = Cast(q, to="float8_e4m3fn")',
+    slots=("y",),
+    inputs={
+        "x": "float8_e4m3fn[... M K]",
+        "w": "float8_e4m3fn[K N] | float8_e4m3fn[N K]",
+        "scale_x": "float32[] | float32[M 1]",
+        "scale_w": "float32[] | float32[N]",
+        "gain": "T[]",
+    },
+    outputs={"z": "float8_e4m3fn[... M N]"},
+    dtypes={"T": ("bfloat16",)},
+    pending="no GPU has run it",
+)
+
+
+def _scaled(
+    words: str,
+    summary: str,
+    endings: tuple[str, ...],
+    dtypes: dict[str, tuple[str, ...]],
+    regions: tuple[Region, ...] = (),
+) -> FusionSpec:
     """``endings``: what comes behind the scales, each spelling; the first is the reference. ``B`` among ``dtypes``: of
     a bias."""
     bias = {"bias": "B[] | B[N]"} if "B" in dtypes else {}
@@ -111,6 +136,7 @@ def _scaled(words: str, summary: str, endings: tuple[str, ...], dtypes: dict[str
             *(make(constants, weight="float8_e4m3fn", x="float8_e4m3fn") for make in (skinny, general)),
         ),
         workloads=scaled(words),
+        regions=regions,
         tags=("S15", "inference", "gemm", "quantization"),
     )
 
@@ -135,6 +161,7 @@ FUSIONS: tuple[FusionSpec, ...] = (
         "e4m3 x @ e4m3 W times a scale of each, per tensor, row or channel, then an optional activation",
         (f"c = Cast(s, to=T)\n{_ACTIVATED}(c)",),
         {"T": _WIDE},
+        (_REQUANTIZED,),
     ),
     _scaled(
         "scaled_bias",

@@ -94,6 +94,24 @@ def test_scaled_mm(registry, per_row, bias):
     assert (y - exact).abs().max() <= 2.0**-7 * exact.abs().max()
 
 
+class Requantized(Scaled):
+    """Its result is an operand of the next such product."""
+
+    def forward(self, x, scale):
+        return (super().forward(x, scale) * self.gain).to(torch.float8_e4m3fn)
+
+
+def test_a_scaled_product_cast_to_8_bits_again(registry):
+    torch.manual_seed(2)
+    module, x, scale = Requantized(True, False), torch.randn(16, K).to(torch.float8_e4m3fn), torch.rand(16, 1)
+    module.register_buffer("gain", torch.tensor(0.5, dtype=torch.bfloat16))
+    fused = registry.fuse(torch.export.export(module, (x, scale)))
+    (site,) = fused.sites
+    assert site.fusion.startswith("gemm.scaled.r")
+    y, exact = fused(x, scale).float(), module(x, scale).float()
+    assert (y - exact).abs().max() <= 2.0**-3 * exact.abs().max()
+
+
 def quantized(kind: str, axis: int, zero: int | None, fold: bool = False):
     """ONNX: y = Relu(x @ DequantizeLinear(w)), w [K N], or [N K] behind a Transpose."""
     shape = (K, N) if axis == 1 else (N, K)
