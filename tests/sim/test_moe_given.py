@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from catalogs import shipped
 
 from fusionreg.core.problem import bind
@@ -50,3 +51,31 @@ def test_ids_of_any_kind(kernel, tokens, sim_cache, monkeypatch):
     assert np.abs(y.astype(np.float64) - wanted).max() <= 2**-6 * (1 + np.abs(wanted).max())
     nobody = run.call(FUSION, x, np.full_like(ids, -1), weights, gate_up, down, activation="Swish")
     assert not nobody.astype(np.float32).any()
+
+
+@pytest.mark.parametrize("kernel", ["wgmma", "tensor_core", "plain"])
+def test_gradients_are_torch_s(kernel, sim_cache):
+    """Of tokens, weights and matrices; a choice of no expert has none, nor has an expert that nobody names."""
+    rng, tokens, width, hidden = np.random.default_rng(9), 45, 64, 40
+    dy, x = (rng.standard_normal((tokens, width)).astype(np.float16) for _ in range(2))
+    gate_up = (rng.standard_normal((E, 2 * hidden, width)) / 8).astype(np.float16)
+    down = (rng.standard_normal((E, width, hidden)) / 6).astype(np.float16)
+    ids = rng.choice(np.array([-1, 0, 1, 2, 4, E, 2**40]), (tokens, 3))
+    ids[0], ids[1] = (2, 2, 2), -1
+    weights = rng.standard_normal(ids.shape).astype(np.float32)
+    leaves = [torch.from_numpy(v.astype(np.float64)).requires_grad_() for v in (x, weights, gate_up, down)]
+    y = torch.zeros(tokens, width, dtype=torch.float64)
+    for e in range(E):
+        gate, up = (leaves[0] @ leaves[2][e].T).chunk(2, -1)
+        own = (leaves[1] * torch.from_numpy(ids == e)).sum(-1, keepdim=True)
+        y = y + own * ((torch.nn.functional.silu(gate) * up) @ leaves[3][e].T)
+    wanted = torch.autograd.grad(y, leaves, torch.from_numpy(dy.astype(np.float64)))
+    gate_up[3], down[3] = np.nan, np.nan
+    fusion = f"{FUSION}_backward"
+    run = Runtime(CATALOG, "sim", sim_cache, Checks.guarded(), measured={f"{fusion}/{kernel}": 1e-9})
+    found = run.call(fusion, dy, x, ids, weights, gate_up, down, activation="Swish")
+    assert run.kernels_used == {f"{fusion}/{kernel}": 1}
+    for got, right in zip(found, wanted, strict=True):
+        assert np.abs(got.astype(np.float64) - right.numpy()).max() <= 2**-8 * (1 + float(right.abs().max()))
+    outside = (ids < 0) | (ids >= E)
+    assert not found[1][outside].any() and not found[0][1].any() and not found[2][3].any() and not found[3][3].any()

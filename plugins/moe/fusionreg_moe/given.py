@@ -5,24 +5,27 @@ What ``moe.routed_ffn`` computes behind its own. An index that no expert has giv
 
 from __future__ import annotations
 
-from fusionreg.core.spec import Case, FusionSpec, KernelSpec, Tolerance
+from fusionreg.core.spec import Backward, Case, FusionSpec, KernelSpec, Tolerance
 
 from .routed import ROUTED_FFN, ROUTING
+from .routed_backward import ROUTED_FFN_BACKWARD
 from .routed_quantized import ROUTED_FFN_W4A16, ROUTED_FFN_W8A16
 
 _INPUTS = {"ids": "int64[M top_k]", "weights": "R[M top_k]"}
+#: Extents of cases of weights that are not quantised.
+_SMALL = {"D": 72, "E": 4, "J": 80, "I": 40}
 #: What only routers have.
 _OF_ROUTERS = ("top_k", "scoring", "renormalise", "scale")
 
 
-def _kernel(kernel: KernelSpec) -> KernelSpec:
+def _kernel(kernel: KernelSpec, pending: str = "") -> KernelSpec:
     """One of routed experts that reads their choice in place of the router's logits."""
     return kernel.model_copy(
         update={
             "constants": {**kernel.constants, "scoring": "0"},  # templates read: there is none
             "specialize": ("top_k",),
             "strides": tuple(name for name in kernel.strides if name != "logits"),
-            "pending": "",
+            "pending": pending,
         }
     )
 
@@ -104,8 +107,39 @@ def _given(spec: FusionSpec, words: str, small: dict[str, int]) -> FusionSpec:
     )
 
 
+_FFN = _given(ROUTED_FFN, "expert_ffn", _SMALL)
+
+
+def _backward(spec: FusionSpec) -> FusionSpec:
+    """The gradients of ``spec`` behind its router, those of the weights among them."""
+    (pattern,) = spec.pattern
+    assert pattern.startswith(ROUTING)
+    routers = next(line for line in pattern.split("\n") if line.startswith("dlogits = "))
+    pattern = pattern.removeprefix(ROUTING).replace(routers, "dweights = Cast(slopes, to=R)")
+    pattern = pattern.replace("dweights = ReduceSum(", "slopes = ReduceSum(")
+    pattern = pattern.replace("Unsqueeze(weights, (2,))", 'Cast(Unsqueeze(weights, (2,)), to="float32")')
+    return FusionSpec(
+        api=1,
+        name="moe.expert_ffn_backward",
+        summary="gradients of the feed-forward layer of given experts; what is between the products is computed again",
+        pattern=pattern.strip(),
+        inputs={"dy": spec.inputs["dy"], **_FFN.inputs},
+        outputs={"dx": "T[M D]", "dweights": "R[M top_k]", "dgate_up": "T[E J D]", "ddown": "T[E D I]"},
+        dtypes=_FFN.dtypes,
+        axes=_FFN.axes,
+        extents={**spec.extents, "top_k": 2},
+        autocast="lower",
+        constraints=_FFN.constraints,
+        cases=_cases(_SMALL, {}),
+        tolerances=spec.tolerances,
+        kernels=tuple(_kernel(k, "no GPU has run its cases") for k in spec.kernels),
+        tags=spec.tags,
+    )
+
+
 FUSIONS = (
-    _given(ROUTED_FFN, "expert_ffn", {"D": 72, "E": 4, "J": 80, "I": 40}),
+    _FFN.model_copy(update={"backward": Backward(fusion="moe.expert_ffn_backward")}),
+    _backward(ROUTED_FFN_BACKWARD),
     _given(ROUTED_FFN_W8A16, "expert_ffn_w8a16", {"D": 80, "E": 4, "J": 160, "I": 80}),
     _given(ROUTED_FFN_W4A16, "expert_ffn_w4a16", {"D": 128, "C": 64, "G": 1, "E": 4, "J": 256, "B": 64, "H": 1}),
 )
