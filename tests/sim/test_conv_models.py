@@ -171,3 +171,19 @@ def test_onnx(fusions, folded):
     np.testing.assert_allclose(fused(**x)["y"], run(model, x)["y"], rtol=1e-4, atol=1e-5)
     assert sites(fused) == {"conv.conv_bn_relu_pool": 1}
     assert [len(site.nodes) for site in fused.sites] == [3 if folded else 4]
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "found"),
+    [(Residual, (2, 3, 18, 22), RESIDUAL), (Detector, (1, 3, 9, 12), {"conv.conv_bn": 5})],
+    ids=["residual", "detector"],
+)
+def test_networks_from_onnx(fusions, network, shape, found):
+    """As torch exports them: normalisation is folded into weights, defaults are written down, SiLU is two operators."""
+    module, x = trained(network()), torch.randn(shape)
+    fused = fusions.fuse(torch.onnx.export(module, (x,), dynamo=True, verbose=False).model_proto, policy="aggressive")
+    (got,) = fused(x=x.numpy()).values()
+    with torch.no_grad():
+        np.testing.assert_allclose(got, module(x).numpy(), rtol=1e-4, atol=1e-4)
+    assert sites(fused) == found
+    assert not {"Conv", "BatchNormalization", "MaxPool"} & {node.op for node in fused.graph.nodes}

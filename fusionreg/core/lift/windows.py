@@ -114,6 +114,12 @@ def _rules() -> Iterator[Rule]:
             f"y = {pool}(x, kernel_shape=kernel_shape, pads=pads, {_SAME}{more})",
             derive=_ceiled,
         )
+        yield Rule(
+            "no_dilation",
+            f"y = {pool}(x, {found}, ceil_mode=ceil{more})",
+            f"y = {pool}(x, {found.removesuffix(', dilations=dilations')}, ceil_mode=ceil{more})",
+            (lambda site: {*site.attribute("dilations")} == {1},),
+        )
     yield Rule(
         "momentum_of_inference",
         "y = BatchNormalization(x, scale, bias, mean, var, epsilon=epsilon, momentum=momentum)",

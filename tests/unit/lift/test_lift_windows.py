@@ -72,6 +72,15 @@ def test_a_pool_says_its_padding_in_numbers(op):
     assert tuple(node.attrs["pads"]) == (1, 0, 1, 0) and "auto_pad" not in node.attrs
 
 
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+def test_a_dilation_of_one_is_none(op):
+    """Exporters write it down."""
+    for dilations in ([1, 1], [1, 2]):
+        pool = om.node(op, ["x"], ["y"], kernel_shape=[3, 2], dilations=dilations)
+        (node,) = om.check(om.model([pool], {"x": [1, 2, 7, 6]}, ["y"], opset=19)).nodes
+        assert ("dilations" in node.attrs) is (dilations == [1, 2])
+
+
 @pytest.mark.parametrize("training", [0, 1])
 def test_momentum_means_nothing_in_inference(training):
     constants = {n: np.array(v, "f") for n, v in {"s": [2, 1], "b": [0, 1], "m": [1, 0], "v": [4, 1]}.items()}
