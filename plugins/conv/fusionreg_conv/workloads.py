@@ -35,7 +35,10 @@ _DETECTOR: _Rows = {
     "16x64x80-64-3x3": ("b", 16, 64, 80, 64, 3, 1, ""),
     "16x128x80-64-1x1": ("b", 16, 128, 80, 64, 1, 1, ""),
     "16x128x80-256-3x3-s2": ("b", 16, 128, 80, 256, 3, 2, ""),
+    "16x3x640-32-3x3-s2": ("b", 16, 3, 640, 32, 3, 2, ""),
 }
+#: A first layer that no pool follows.
+_FIRST: _Rows = {"32x3x224-32-3x3-s2": ("b", 32, 3, 224, 32, 3, 2, "")}
 
 
 def _layers(alone: bool) -> _Rows:
@@ -99,6 +102,6 @@ def workloads(words: str) -> tuple[Workload, ...]:
     if words == "conv_bn":
         return tuple(_made({**_layers(alone=True), **_DETECTOR}, "S13 more", None, alone=True))
     if words == "conv_bn_relu":
-        more = _made(_layers(alone=False), "S13 more", None)
+        more = _made({**_layers(alone=False), **_FIRST}, "S13 more", None)
         return (*_made(_RELU, "S13", None), *more, *_made(_DEPTHWISE, "S13 more", None, depthwise=True))
     return (*_made(_POOL, "S13", _TWO), *_made(_STEM, "S13", _THREE))
