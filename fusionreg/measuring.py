@@ -128,7 +128,7 @@ class Measurer:
             answer = process.ask({"do": "start", "sites": [], "device": device}, end - self._clock())
             if answer is not None:
                 return answer
-        return process.failure()
+        return "it did not start in time" if self._clock() >= end else process.failure()
 
     def _timed(self, process: Process, site: Site, device: int, end: float) -> bool:
         """Whether a site was looked at; one at which the process hangs or dies is written off."""

@@ -20,7 +20,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +65,17 @@ def _all(given: Any) -> int:
         for name, _, own in (m.partition(":") for m in given.models.split(","))
         for step in ([own] if own else given.steps.split(","))
     ]
-    rows = _read(given.out)
+    rows, failed = _read(given.out), []
     with ThreadPoolExecutor(given.workers) as pool:
-        done = list(pool.map(lambda key: _process(key, given, deadline), keys))
-    for found, failed in done:
-        rows |= found
-        if failed:
-            print(failed, file=sys.stderr)
+        for done in as_completed([pool.submit(_process, key, given, deadline) for key in keys]):
+            found, why = done.result()
+            print(why or _table(found.values()), file=sys.stderr if why else sys.stdout, flush=True)
+            failed += [why] if why else []
+            rows |= found
+            keep(rows, given.out)
     for lock in given.out.parent.glob(f"{given.out.stem}.turn.*"):
         lock.unlink()
-    keep(rows, given.out)
-    print(_table(rows.values()))
-    return 1 if any(failed for _, failed in done) else 0
+    return 1 if failed else 0
 
 
 def keep(rows: dict[str, Any], path: Path) -> None:
@@ -84,7 +83,9 @@ def keep(rows: dict[str, Any], path: Path) -> None:
     for row in rows.values():
         for told in row["fused"].values():
             told.pop("lost", None)
-    path.write_text(json.dumps({"format": FORMAT, "rows": list(rows.values())}, indent=1) + "\n")
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"format": FORMAT, "rows": list(rows.values())}, indent=1) + "\n")
+    part.replace(path)
 
 
 def _process(key: str, given: Any, deadline: float) -> tuple[dict[str, Any], str]:

@@ -25,7 +25,8 @@ class Subject:
     loss: Callable[[Any], torch.Tensor]
 
 
-def _first(result: Any) -> torch.Tensor:
+def first(result: Any) -> torch.Tensor:
+    """The tensor that a model gives, or the first of several."""
     if isinstance(result, torch.Tensor):
         return result
     return result[0] if isinstance(result, tuple) else next(iter(result.values()))
@@ -33,7 +34,7 @@ def _first(result: Any) -> torch.Tensor:
 
 def _weighed(result: Any) -> torch.Tensor:
     """A mean with weights that no normalisation takes out."""
-    y = _first(result).float()
+    y = first(result).float()
     return (y * torch.linspace(-1.0, 2.0, y.numel(), device=y.device).view_as(y)).mean()
 
 

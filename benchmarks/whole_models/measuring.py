@@ -17,7 +17,7 @@ import torch
 import fusionreg
 from fusionreg.integrations.torch.timing import captured, replays
 from fusionreg.torch import Report, backend
-from whole_models.architectures import ARCHITECTURES, Subject
+from whole_models.architectures import ARCHITECTURES, Subject, first
 
 #: By short name: how a step is run.
 WAYS = {
@@ -79,6 +79,8 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
     _drop(subject.module, dict.fromkeys(dropped, 0.0))  # masks differ between libraries: numbers are compared without
     exact = _run(subject, Way(subject.module, subject.module), torch.float32, plan.step)
     target = getattr(torch, plan.dtype)
+    subject.module.to(target)
+    _freed(device)
     row: dict[str, Any] = {
         "model": plan.name, "step": plan.step, "dtype": plan.dtype, "policy": plan.policy, "mode": plan.mode,
         "measure": plan.measure,
@@ -92,7 +94,7 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
     for name in plan.ways:
         if plan.tiny and "eager" not in name:
             continue
-        way = _way(name, copy.deepcopy(subject.module).to(target), registry, plan)
+        way = _way(name, copy.deepcopy(subject.module), registry, plan)
         try:
             started = time.perf_counter()
             got = _run(subject, way, target, plan.step)
@@ -109,12 +111,19 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
             steps[name] = partial(_step, subject, way, target, plan.step)
         except Exception as error:  # a way that fails is a result too
             row["times"].setdefault(name, {})["failed"] = _named(error)
+        _freed(device)
     if turn is not None:
         with turn:
             for name, times in _times(steps).items():
                 row["times"][name] |= times
         row["alone"] = turn.alone
     return row
+
+
+def _freed(device: str) -> None:
+    """Gives back memory that other processes of a run may need meanwhile."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _way(name: str, module: torch.nn.Module, registry: Any, plan: Plan) -> Way:
@@ -145,24 +154,26 @@ def _fused(reports: list[Report]) -> dict[str, Any]:
 
 
 def _run(subject: Subject, way: Way, dtype: torch.dtype, step: str) -> dict[str, torch.Tensor]:
-    """Loss, and for a training step the gradients, of one step; in float32."""
+    """Result and loss, and for a training step the gradients, of one step; in float32."""
     way.module.zero_grad(set_to_none=True)
-    loss = _step(subject, way, dtype, step)
-    found = {"loss": loss.detach().float()}
+    result, loss = _step(subject, way, dtype, step)
+    found = {"output": first(result).detach().float(), "loss": loss.detach().float()}
     if step == "train":
         found |= {n: p.grad.detach().float() for n, p in way.module.named_parameters() if p.grad is not None}
         way.module.zero_grad(set_to_none=True)
     return found
 
 
-def _step(subject: Subject, way: Way, dtype: torch.dtype, step: str) -> torch.Tensor:
+def _step(subject: Subject, way: Way, dtype: torch.dtype, step: str) -> tuple[Any, torch.Tensor]:
     inputs = [x.to(dtype) if x.is_floating_point() else x for x in subject.inputs]
     if step == "infer":
         with torch.no_grad():
-            return subject.loss(way.call(*inputs))
-    loss = subject.loss(way.call(*inputs))
+            result = way.call(*inputs)
+            return result, subject.loss(result)
+    result = way.call(*inputs)
+    loss = subject.loss(result)
     loss.backward()
-    return loss
+    return result, loss
 
 
 def _saved(subject: Subject, way: Way, dtype: torch.dtype) -> dict[str, float]:
@@ -194,16 +205,18 @@ def _drop(module: torch.nn.Module, rates: Mapping[str, float]) -> None:
 
 
 def _errors(got: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Relative distances from the eager model in float32: of the loss, and of all gradients together."""
-    loss = abs(float(got["loss"] - exact["loss"])) / max(abs(float(exact["loss"])), 1e-12)
-    names = [n for n in exact if n != "loss"]
-    if not names:
-        return {"loss": loss}
+    """Relative distances from the eager model in float32: of the result, of the loss, of all gradients together."""
     if set(got) != set(exact):
         raise AssertionError(f"gradients of other parameters: {sorted(set(got) ^ set(exact))[:3]}")
+    gradients = [n for n in exact if n not in ("output", "loss")]
+    groups = {"output": ["output"], "loss": ["loss"]} | ({"gradients": gradients} if gradients else {})
+    return {name: _distance(got, exact, names) for name, names in groups.items()}
+
+
+def _distance(got: dict[str, torch.Tensor], exact: dict[str, torch.Tensor], names: list[str]) -> float:
     away = sum(float((got[n] - exact[n]).double().square().sum()) for n in names)
     size = sum(float(exact[n].double().square().sum()) for n in names)
-    return {"loss": loss, "gradients": (away / max(size, 1e-30)) ** 0.5}
+    return (away / max(size, 1e-30)) ** 0.5
 
 
 def _times(steps: Mapping[str, Callable[[], Any]]) -> dict[str, dict[str, Any]]:

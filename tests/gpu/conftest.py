@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+
 import pytest
 
 from fusionreg.core.errors import FusionregError
@@ -22,3 +25,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [i for i in items if "gpu" not in i.keywords]
+
+
+@pytest.fixture
+def alone() -> None:
+    """For tests that time something: no other one of these tests runs meanwhile, in whatever process."""
+
+
+@pytest.fixture(autouse=True)
+def _turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with open(tmp_path_factory.getbasetemp().parent / "gpu.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if "alone" in request.fixturenames else fcntl.LOCK_SH)
+        yield

