@@ -2,6 +2,7 @@
 
 from hopper_products import (  # noqa: F401
     test_a_from_registers,
+    test_ldmatrix,
     test_operands_without_swizzle,
     test_products,
     test_products_keep_nan_and_infinity,
@@ -10,6 +11,7 @@ from hopper_products import (  # noqa: F401
 )
 from hopper_tiles import (  # noqa: F401
     test_bulk_copies,
+    test_memory_of_other_blocks,
     test_multicast,
     test_stores_leave_out_what_is_outside,
     test_swizzled_elements,

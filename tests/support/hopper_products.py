@@ -206,6 +206,25 @@ def test_stmatrix(build, geometry, n, trans):
     np.testing.assert_array_equal(y, matrices.transpose(0, 2, 1) if trans else matrices)
 
 
+@pytest.mark.parametrize("trans", [False, True])
+def test_ldmatrix(build, geometry, trans):
+    body = f"""
+      __shared__ __align__(16) unsigned short s[256];
+      const int t = threadIdx.x;
+      for (int i = t; i < 256; i += 32) s[i] = x[i];
+      __syncwarp();
+      unsigned r[4];
+      fr::ldmatrix_x4{"_trans" if trans else ""}(r, s + t * 8);
+      for (int i = 0; i < 4; ++i) y[i * 32 + t] = r[i];
+    """
+    x = np.arange(256, dtype=np.uint16)
+    y = np.zeros((4, 8, 8), np.uint16)
+    kernel = build(unit("const unsigned short* x, unsigned* y", body, 32, ("fusionreg", "mma")))
+    kernel.launch([x, y.view(np.uint32)], geometry(), checks=FULL)
+    matrices = x.reshape(4, 8, 8)
+    np.testing.assert_array_equal(y, matrices.transpose(0, 2, 1) if trans else matrices)
+
+
 def test_warpgroups(build, geometry):
     """Indices, one lane of each warp, a barrier that one warpgroup waits at and the other passes, remote arrivals."""
     body = """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hopper import TYPES, swizzled, tensor_map, unit
+from hopper import PARTS, TYPES, swizzled, tensor_map, unit
 from simulated import FULL
 
 MAP = "const __grid_constant__ fr::TensorMap m"
@@ -155,15 +155,42 @@ CLUSTER = """
 RELEASE = "if (t < 2) fr::mbarrier_arrive_cluster(&used, t);"
 
 
-def test_multicast(build, geometry):
+@pytest.mark.parametrize("arrive", ["arrive_cluster", "arrive_cluster_relaxed"])  # all has been read before either
+def test_multicast(build, geometry, arrive):
     x = np.arange(32 * 32).reshape(32, 32).astype(np.float16)
-    body = CLUSTER.replace("RELEASE", RELEASE)
+    body = CLUSTER.replace("RELEASE", RELEASE.replace("arrive_cluster", arrive))
     parameters = f"const unsigned char* x, unsigned char* y, {MAP}"
     args = [x, np.zeros((2, 2048), np.uint8), tensor_map(x, (32, 8), 64)]
     where = geometry(grid=(2, 1, 1), cluster=(2, 1, 1), shared_memory=1024)
     build(unit(parameters, body.replace("MASK", "3"), 32)).launch(args, where, checks=FULL)
     halves = np.concatenate([swizzled(x[at : at + 8], 64) for at in range(0, 32, 8)])
     np.testing.assert_array_equal(args[1], np.stack([halves, halves]))
+
+
+def test_memory_of_other_blocks(build, geometry):
+    """One float, four at once, an ordinary pointer there; and what a block reads of another."""
+    body = """
+      __shared__ __align__(16) float s[12];
+      const int t = threadIdx.x, other = fr::cluster_rank() ^ 1;
+      const float* const mine = x + 9 * fr::cluster_rank();
+      fr::cluster_sync();
+      if (t == 0) fr::cluster_store(s, other, mine[0]);
+      if (t == 1) fr::cluster_store4(s + 4, other, mine[1], mine[2], mine[3], mine[4]);
+      if (t == 2) fr::store(fr::cluster_pointer(s + 8, other), fr::Vec<float, 4>{mine[5], mine[6], mine[7], mine[8]});
+      fr::cluster_sync();
+      if (t < 9) {
+        const int at = t ? t + 3 : 0;
+        y[18 * fr::cluster_rank() + t] = s[at];
+        y[18 * fr::cluster_rank() + 9 + t] = fr::cluster_load(s + at, other);
+      }
+      fr::cluster_sync();
+    """
+    x, y = np.arange(18, dtype=np.float32), np.zeros((2, 2, 9), np.float32)
+    parts = (*PARTS, "cluster_pointer")
+    where = geometry(grid=(2, 1, 1), cluster=(2, 1, 1))
+    build(unit("const float* x, float* y", body, 32, parts)).launch([x, y], where, checks=FULL)
+    given = x.reshape(2, 9)
+    np.testing.assert_array_equal(y, [[given[1], given[0]], [given[0], given[1]]])
 
 
 def test_swizzled_elements(build, geometry):
