@@ -71,7 +71,7 @@ def test_a_generator_that_is_handed_in_stays_an_input(registry: Any) -> None:
         for node, op in ((z.args[0], torch.sigmoid), (z, torch.clone)):
             node.meta["val"] = op(x.meta["val"])
     module = torch.fx.GraphModule({}, graph)
-    fuser = Fuser(registry, Options(policy="aggressive", device="sim", strict=True))
+    fuser = Fuser(registry, Options(policy="aggressive", device="sim", strict=True), "eager")
     made = fuser.rewrite_traced(module)
     assert [s.fusion[:16] for r in fuser.reports for s in r.fused] == ["pointwise.region"]
     state, (call,) = list(made.graph.find_nodes(op="placeholder"))[1], made.graph.find_nodes(

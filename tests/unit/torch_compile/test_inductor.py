@@ -182,3 +182,25 @@ def test_a_mode_is_options_of_inductor(registry: Any, monkeypatch: pytest.Monkey
     gm = torch.fx.symbolic_trace(torch.nn.Identity())
     inner.inductor(gm, [], Options(), "max-autotune-no-cudagraphs", None, "")
     assert asked[0]["config_patches"]["max_autotune"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "executor"),
+    [
+        ({"inner": "eager"}, "eager"),
+        ({"inner": "inductor"}, "inductor"),
+        ({"inner": "inductor", "inner_options": {"max_autotune_gemm": True}}, "inductor-max-autotune"),
+    ],
+)
+def test_a_plan_knows_who_runs_the_rest(
+    compiled: Any, registry: Any, monkeypatch: pytest.MonkeyPatch, options: Any, executor: str
+) -> None:
+    """What Triton's products take in with them is no saving of ours."""
+    seen = list[str]()
+    monkeypatch.setattr(type(registry), "plan", lambda self, graph, executor, **_: seen.append(executor) or 1 / 0)
+    for way in ("inductor", "eager"):
+        monkeypatch.setattr(inner, way, lambda module, *_: module.forward)
+    with torch.no_grad():
+        compiled(block, strict=False, **options)(*given())
+    assert seen == [executor]
+    assert inner.tuned(Options(), "max-autotune-no-cudagraphs") and not inner.tuned(Options(), None)

@@ -48,11 +48,12 @@ def compile_graph(
     chosen = Options.parse(options)
     start = time.perf_counter()
     registry = chosen.registry if chosen.registry is not None else load(chosen.device)
-    fuser = Fuser(registry, chosen)
+    executor = "inductor-max-autotune" if inner.tuned(chosen, mode) else chosen.inner
+    fuser = Fuser(registry, chosen, executor)
     rewritten = rewrite_graph(gm, fuser.rewrite)
     report = Report.joined(fuser.reports, chosen.policy, time.perf_counter() - start)
     _tell(report, chosen)
-    refit = _refitting(registry, chosen) if chosen.policy != "off" else None
+    refit = _refitting(registry, chosen, executor) if chosen.policy != "off" else None
     if chosen.inner == "eager":
         made = inner.eager(rewritten, example_inputs, refit)
     else:
@@ -60,12 +61,12 @@ def compile_graph(
     return graphed(made, example_inputs) if chosen.cuda_graph else made
 
 
-def _refitting(registry: Registry, options: Options) -> inner.Refit:
+def _refitting(registry: Registry, options: Options, executor: str) -> inner.Refit:
     """Fuses more in what autograd makes of a graph, and tells of it."""
 
     def refit(module: torch.fx.GraphModule, stage: str) -> torch.fx.GraphModule:
         start = time.perf_counter()
-        fuser = Fuser(registry, options)
+        fuser = Fuser(registry, options, executor)
         made = fuser.rewrite_traced(module)
         _tell(Report.joined(fuser.reports, options.policy, time.perf_counter() - start, stage), options)
         return made

@@ -40,6 +40,21 @@ def eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], refit: Refit | None) 
     return made(gm, list(inputs))
 
 
+def tuned(options: Options, mode: str | None) -> bool:
+    """Whether Inductor would take the fastest of many products, its own among them: those of Triton have what follows
+    them in one kernel."""
+    if options.inner != "inductor":
+        return False
+    from torch._inductor import config
+
+    patches = _settings(options, mode)
+    return any(patches.get(name, getattr(config, name)) for name in ("max_autotune", "max_autotune_gemm"))
+
+
+def _settings(options: Options, mode: str | None) -> dict[str, Any]:
+    return dict(torch._TorchCompileInductorWrapper(mode, dict(options.inner_options), None).config)
+
+
 def inductor(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, mode: str | None, refit: Refit | None, key: str
 ) -> Callable[..., Any]:
@@ -50,7 +65,7 @@ def inductor(
     call operators that nobody has registered in this one.
     """
     compiler: Any = lookup_backend("inductor")
-    patches = dict(torch._TorchCompileInductorWrapper(mode, dict(options.inner_options), None).config)
+    patches = _settings(options, mode)
     if refit is None:
         return compiler(gm, list(inputs), config_patches=patches)
 
@@ -160,4 +175,4 @@ def _call(node: torch.fx.Node) -> Callable[..., Any]:
     return run
 
 
-__all__ = ["Refit", "eager", "inductor", "key_of"]
+__all__ = ["Refit", "eager", "inductor", "key_of", "tuned"]

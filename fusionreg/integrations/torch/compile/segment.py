@@ -51,12 +51,15 @@ class _Planned:
 class Fuser:
     """Rewrites the segments of one Dynamo graph.
 
+    Args:
+        executor: who runs what is not fused; see ``core.planner.executor``.
+
     Attributes:
         reports: one for each segment that was looked at.
     """
 
-    def __init__(self, registry: Registry, options: Options) -> None:
-        self.registry, self.options = registry, options
+    def __init__(self, registry: Registry, options: Options, executor: str) -> None:
+        self.registry, self.options, self.executor = registry, options, executor
         self.operators = Operators.of(registry)
         self.reports: list[Report] = []
         self.sites = 0
@@ -129,7 +132,7 @@ class Fuser:
         def planned() -> Plan:
             return self.registry.plan(
                 lowered.graph, policy=self.options.policy, refuses=refuses, gradients=gradients.backward,
-                executor=self._executor(), strides=reach.strides,
+                executor=self.executor, strides=reach.strides,
             )  # fmt: skip
 
         plan = planned()
@@ -172,9 +175,6 @@ class Fuser:
         if self.options.strict:
             raise ModelError("cannot compile", "backend fusionreg", refused, "sites that can be measured")
         self.reports.append(Report(refused=(refused,)))
-
-    def _executor(self) -> str:
-        return "inductor" if self.options.inner == "inductor" else "eager"
 
     def _report(self, plan: Any, lowered: Lowered, gradients: Gradients, reach: Reach) -> Report:
         nodes = lowered.graph.node_by_name
