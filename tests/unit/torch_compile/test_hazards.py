@@ -51,6 +51,7 @@ def test_no_product_is_computed_twice(compiled: Any) -> None:
             same(mine, other)
     finally:
         segment.Fuser._woven = made  # type: ignore[method-assign]
+    assert seen
     for module in seen:
         words = ("mm", "matmul", "fusionreg.gemm")
         products = [n for n in module.graph.nodes if any(w in str(n.target) for w in words)]
@@ -58,13 +59,14 @@ def test_no_product_is_computed_twice(compiled: Any) -> None:
 
 
 @pytest.mark.parametrize("axis", [0, -2, 1, -1])
-def test_normalisation_over_another_axis_stays(compiled: Any, axis: int) -> None:
+def test_normalisation_over_another_axis_stays(compiled: Any, reports: Any, axis: int) -> None:
     s = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
 
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x, axis) @ torch.eye(2) + F.layer_norm(x.transpose(0, axis), (2,))
 
     same(compiled(f)(s), f(s))
+    assert ("attention.softmax" in fused(reports)) == (axis in (1, -1))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1), (1, 8), (4, 8)])
@@ -80,12 +82,13 @@ def test_a_scale_is_read_at_every_call(compiled: Any, shape: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (4, 1), (4, 4), (1, 1), ()])
-def test_a_bias_goes_along_its_own_axis(compiled: Any, shape: tuple[int, ...]) -> None:
+def test_a_bias_goes_along_its_own_axis(compiled: Any, reports: Any, shape: tuple[int, ...]) -> None:
     def f(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return x @ w + bias
 
     x, w, bias = torch.randn(4, 4), torch.randn(4, 4), torch.randn(shape)
     same(compiled(f)(x, w, bias), f(x, w, bias))
+    assert fused(reports)
 
 
 def test_nothing_is_fused_across_a_write(compiled: Any) -> None:
