@@ -280,20 +280,24 @@ class Registry(Mapping[str, FusionEntry]):
         gradients: Callable[[Match], Backward | str | None] | None,
     ) -> tuple[Match, ...]:
         """Without matches that would only give statistics for a backward pass besides, where nobody asks for gradients
-        and a fusion that gives none of them runs at the same nodes."""
+        and a fusion that gives none of them is found at the same nodes; they stay where they alone have a kernel."""
 
         def besides(m: Match) -> bool:
             return len(m.outputs) < len(self.catalog[m.fusion].outputs)
 
-        able = {frozenset(m.nodes) for m in found if not besides(m) and refusal(m) is None}
-        return tuple(
-            m
-            for m in found
-            if self.catalog[m.fusion].spec.backward is None
-            or not besides(m)
-            or frozenset(m.nodes) not in able
-            or (gradients is not None and gradients(m) is not None)
-        )
+        known: dict[frozenset[str], list[Match]] = {}
+        for m in found:
+            if not besides(m):
+                known.setdefault(frozenset(m.nodes), []).append(m)
+
+        def needless(m: Match) -> bool:
+            others = known.get(frozenset(m.nodes), ())
+            if not others or not besides(m) or self.catalog[m.fusion].spec.backward is None:
+                return False
+            wanted = gradients is not None and gradients(m) is not None
+            return not wanted and (refusal(m) is not None or any(refusal(other) is None for other in others))
+
+        return tuple(m for m in found if not needless(m))
 
     def fuse(
         self,
