@@ -66,6 +66,27 @@ def test_values_gradients_and_what_is_saved(compiled: Any, reports: Any, inner: 
         assert t.dtype == torch.float32 and any(_is(t, a) for a in allowed), tuple(t.shape)
 
 
+EMPTY: dict[str, Any] = {
+    "no rows": (dense(F.relu), [(0, 16), (8, 16), (8,)]),
+    "nothing to sum": (dense(F.relu), [(4, 0), (8, 0), (8,)]),
+    "no keys": (F.scaled_dot_product_attention, [(1, 2, 4, 32), (1, 2, 0, 32), (1, 2, 0, 32)]),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_gradients_of_nothing_are_zeros(compiled: Any, reports: Any, name: str) -> None:
+    f, shapes = EMPTY[name]
+    given = [torch.randn(s, requires_grad=True) for s in shapes]
+    got, expected = compiled(f)(*given), f(*given)
+    same(got, expected)
+    way = torch.ones_like(expected)
+    for mine, other in zip(
+        torch.autograd.grad(got, given, way), torch.autograd.grad(expected, given, way), strict=True
+    ):
+        same(mine, other)
+    assert fused(reports)
+
+
 def _is(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Whether a tensor, or its transpose, has these values."""
     ways = [found, found.t()] if found.dim() == 2 else [found]
