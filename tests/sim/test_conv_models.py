@@ -187,3 +187,21 @@ def test_networks_from_onnx(fusions, network, shape, found):
         np.testing.assert_allclose(got, module(x).numpy(), rtol=1e-4, atol=1e-4)
     assert sites(fused) == found
     assert not {"Conv", "BatchNormalization", "MaxPool"} & {node.op for node in fused.graph.nodes}
+
+
+@pytest.mark.parametrize(
+    ("kind", "order", "taken"),
+    [
+        (torch.float16, torch.channels_last, ["conv.conv_bn_relu"]),
+        (torch.bfloat16, torch.channels_last, ["conv.conv_bn_relu"]),
+        (torch.float16, torch.contiguous_format, []),
+        (torch.float32, torch.channels_last, []),
+    ],
+    ids=str,
+)
+def test_what_no_kernel_is_fast_on_stays_with_the_library(fusions, kind, order, taken):
+    """A layer of ResNet-50: half precision with channels last was measured, also for the normalisation of such models."""
+    module = trained(Block(64, 64, act=nn.ReLU())).to(kind).to(memory_format=order)
+    x = torch.empty(32, 64, 56, 56, dtype=kind).contiguous(memory_format=order)
+    plan = fusions.plan(module, x, policy="balanced")
+    assert [match.fusion for match in plan.chosen if match.fusion.startswith("conv.")] == taken

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -124,7 +125,8 @@ def _open(
 
 
 def _strides(program: Program, graph: Graph) -> FrozenDict[str, tuple[int, ...]]:
-    """How values lay when the program was recorded, where that was not row by row: what computes the rest keeps it."""
+    """How values lay when the program was recorded, where that was not row by row: what computes the rest keeps it; and
+    how its weights lie."""
     found = {}
     for name, meta in program.metas.items():
         value = graph.values.get(name)
@@ -135,6 +137,9 @@ def _strides(program: Program, graph: Graph) -> FrozenDict[str, tuple[int, ...]]
         known = len(shape) == len(strides) == len(meta.shape)
         if known and strides != Tensor.contiguous(meta.dtype, shape).strides:
             found[name] = strides
+    for name, array in graph.constants.items():
+        if not array.flags.c_contiguous and array.size:  # the device has it in the order that it is in here
+            found[name] = tuple(s // array.itemsize for s in np.empty_like(array).strides)
     return FrozenDict(found)
 
 
