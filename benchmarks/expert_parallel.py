@@ -4,8 +4,8 @@
 ``--backend gloo --small`` on the CPU, in the simulator. Times are milliseconds, the median over calls of the slowest
 rank; every rank has its share of tokens and experts.
 
-compute: this rank's experts on the rows that arrive. exchange: all of the layer but its experts. transfers: as many
-rows there and back, nothing else. in sequence: one chunk. overlapped: several, beside kernels that spare some of the
+compute: this rank's experts on the tokens that arrive. exchange: all of the layer but its experts. transfers: as many
+tokens there and back, nothing else. in sequence: one chunk. overlapped: several, beside kernels that spare some of the
 multiprocessors.
 """
 
@@ -200,18 +200,18 @@ def measure(layer: Layer, tokens: int) -> dict[str, Any]:
 
     layer.parallel(x, logits, own, ffn=remembering)
     tensors, attributes = given
-    share = even(tokens * model.top_k // rank.ranks, rank.ranks)
+    busiest = int(rank.over(tensors[0].shape[0], dist.ReduceOp.MAX))
+    share = even(busiest, rank.ranks)
     there, back = (torch.empty(sum(share), model.width, dtype=x.dtype, device=x.device) for _ in range(2))
 
     def transfers() -> None:
         dist.all_to_all_single(there, back, share, share)
         dist.all_to_all_single(back, there, share, share)
 
-    busiest = int(rank.over(tensors[0].shape[0], dist.ReduceOp.MAX))
-    row: dict[str, Any] = {"model": model.name, "tokens": tokens, "most rows of a rank": busiest}
+    row: dict[str, Any] = {"model": model.name, "tokens": tokens, "most tokens of a rank": busiest}
     row["MB of transfers"] = 2e-6 * there.nbytes
     row["one GPU"] = rank.time(lambda: layer.one(whole, scores))
-    row["compute"] = rank.time(lambda: ops.moe.routed_ffn(*tensors, **attributes))
+    row["compute"] = rank.time(lambda: ops.moe.expert_ffn(*tensors, **attributes))
     row["exchange"] = rank.time(lambda: layer.parallel(x, logits, own, ffn=lambda rows, *_, **__: rows))
     row["transfers"] = rank.time(transfers)
     row["in sequence"] = rank.time(lambda: layer.parallel(x, logits, own))

@@ -55,7 +55,7 @@ def expert_parallel_ffn(*args: Any, spare: int = 0, **attributes: Any) -> torch.
     from fusionreg.integrations.torch import experts
 
     moe = _sparing(spare).moe
-    fusions = {"ffn": moe.routed_ffn, "routing": moe.route, "sum_up": moe.gather_sum}
+    fusions = {"ffn": moe.expert_ffn, "routing": moe.route, "sum_up": moe.gather_sum}
     return experts.expert_parallel_ffn(*args, **{**fusions, **attributes})
 
 

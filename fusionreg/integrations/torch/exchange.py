@@ -94,32 +94,34 @@ Sum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def gather_sum(rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """In fp32, in the order of j, and rounded once."""
+    """In fp32, in the order of j, and rounded once; a place below 0 is none."""
     total = torch.zeros((places.shape[0], rows.shape[1]), dtype=wide(rows), device=rows.device)
     for at, weight in zip(places.unbind(1), weights.unbind(1), strict=True):
-        total += rows[at].to(total.dtype) * weight.to(total.dtype).unsqueeze(1)
+        (there,) = torch.nonzero(at >= 0, as_tuple=True)
+        total[there] += rows[at[there]].to(total.dtype) * weight[there].to(total.dtype).unsqueeze(1)
     return total.to(rows.dtype)
 
 
 class Order:
-    """Rows that are the choices of tokens in another order.
+    """Rows that are tokens, each of which may go to several ranks.
 
     Attributes:
-        tokens: [M k], of each row the token.
-        places: [M k], of each choice of each token the row.
+        tokens: [N], of each row the token.
+        places: [M ranks], of each token the row that goes to each rank; -1 of none.
+        ones: [M ranks], what each of them counts.
     """
 
-    def __init__(self, order: torch.Tensor, top_k: int) -> None:
-        """``order``: of each row the choice, counted token by token."""
-        self.order = order
-        self.tokens = order // top_k
-        places = torch.empty_like(order)
+    def __init__(self, order: torch.Tensor, tokens: int, ranks: int) -> None:
+        """``order``: of each row token · ranks + rank."""
+        self.tokens = order // ranks
+        places = torch.full((tokens * ranks,), -1, device=order.device)
         places.scatter_(0, order, torch.arange(order.numel(), device=order.device))
-        self.places = places.view(-1, top_k)
+        self.places = places.view(tokens, ranks)
+        self.ones = torch.ones((tokens, ranks), dtype=torch.float32, device=order.device)
 
 
 class Spread(torch.autograd.Function):
-    """``(x [M D], order, sum)`` → rows [M k D], each its token's x."""
+    """``(x [M D], order, sum)`` → rows [N D], each its token's x."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, order: Order, sum_up: Sum) -> torch.Tensor:
@@ -128,27 +130,20 @@ class Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        places = ctx.order.places
-        ones = torch.ones(places.shape, dtype=torch.float32, device=places.device)
-        return ctx.sum_up(grads[0].contiguous(), places, ones), None, None
+        return ctx.sum_up(grads[0].contiguous(), ctx.order.places, ctx.order.ones), None, None
 
 
 class Combine(torch.autograd.Function):
-    """``(rows [M k D], weights [M k], order, sum)`` → y [M D], the weighed sum of the rows of each token."""
+    """``(rows [N D], order, sum)`` → y [M D], the sum of the rows of each token, in the order of ranks."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, order: Order, sum_up: Sum) -> torch.Tensor:
-        ctx.save_for_backward(rows, weights)
+    def forward(ctx: Any, rows: torch.Tensor, order: Order, sum_up: Sum) -> torch.Tensor:
         ctx.order = order
-        return sum_up(rows, order.places, weights)
+        return sum_up(rows, order.places, order.ones)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        rows, weights = ctx.saved_tensors
-        dy = grads[0].index_select(0, ctx.order.tokens).to(wide(rows))
-        slopes = (rows * dy).sum(1)[ctx.order.places].to(weights.dtype)
-        own = weights.reshape(-1).index_select(0, ctx.order.order)
-        return (dy * own.to(dy.dtype).unsqueeze(1)).to(rows.dtype), slopes, None, None
+        return grads[0].index_select(0, ctx.order.tokens), None, None
 
 
 def wide(x: torch.Tensor) -> torch.dtype:

@@ -1,9 +1,9 @@
 """Feed-forward layers of routed experts whose experts lie on several ranks: tokens travel, weights stay.
 
-Each rank routes its own tokens, sends every one to the ranks that have its experts (all-to-all), computes what arrives
-with its own experts by ``moe.routed_ffn``, and sends the results back, which are weighed and added where the token is,
-in the order of its experts: on any number of ranks the same sum as on one. Tokens may go in chunks, of which one is
-computed while others are on their way; gradients go the same way in the opposite order.
+Each rank routes its own tokens and sends every one once to each rank that has any of its experts (all-to-all), with its
+choices and their weights. There ``moe.expert_ffn`` computes what the rank's own experts give to it; these sums come
+back, one for each rank that a token went to, and are added up in fp32, in the order of ranks. Tokens may go in chunks,
+of which one is computed while others are on their way; gradients go the same way in the opposite order.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def expert_parallel_ffn(
         logits: [M E] of all experts; expert e is the e-th in the order of ranks.
         gate_up, down: [E' 2I D] and [E' D I], the experts of this rank: any number, 0 included.
         bias: float32 [E], as of ``moe.routed_ffn``, the same on every rank.
-        ffn, routing, sum_up: ``ops.moe.routed_ffn``, ``ops.moe.route``, ``ops.moe.gather_sum``.
+        ffn, routing, sum_up: ``ops.moe.expert_ffn``, ``ops.moe.route``, ``ops.moe.gather_sum``.
         activation, top_k, scoring, renormalise, scale: as of ``moe.routed_ffn``.
         group: the ranks; all of them by default.
         chunks: in how many parts tokens travel; the same on every rank.
@@ -72,26 +72,26 @@ def expert_parallel_ffn(
         raise ArgumentError("unusable chunks", f"of {WHOM}", str(chunks), "at least 1")
     weights, ids = routing(logits, bias, top_k=top_k, scoring=scoring, renormalise=renormalise, scale=scale)
     differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (x, logits, gate_up, down))
-    # rows in the order of chunks, and of experts within one
-    keys = ids if chunks == 1 else ids + _chunk_of(x.shape[0], chunks, ids.device) * logits.shape[1]
-    narrow = torch.int16 if chunks * logits.shape[1] < 2**15 else torch.int64  # sorted in fewer steps
-    sorted_keys, order = keys.reshape(-1).to(narrow).sort(stable=True)
-    plan = _Plan.agree(sorted_keys, chunks, logits.shape[1], gate_up.shape[0], differentiable, group)
+    plan = _Plan.agree(ids, chunks, logits.shape[1], gate_up.shape[0], differentiable, group)
     tie = torch.zeros((), device=x.device, requires_grad=plan.differentiable)
-    compute, ordered = _of_own(gate_up, down, ffn, activation), Order(order, top_k)
-    rows = Spread.apply(x, ordered, sum_up).split([sum(plan.sent(i)) for i in range(chunks)])
-    going = [Journey(part, tie, Transfer(plan.sent(i), plan.received(i), group)) for i, part in enumerate(rows)]
-    coming = [
-        Journey(compute(journey.end(), plan.ids(i)), tie, Transfer(plan.received(i), plan.sent(i), group))
-        for i, journey in enumerate(going)
+    choices = torch.cat([weights, ids.to(weights.dtype)], dim=1)  # numbers of experts are exact in fp32
+    sizes = [sum(plan.sent(i)) for i in range(chunks)]
+    rows, told = (Spread.apply(t, plan.order, sum_up).split(sizes) for t in (x, choices))
+    going = [
+        [Journey(part, tie, Transfer(plan.sent(i), plan.received(i), group)) for part in parts]
+        for i, parts in enumerate(zip(told, rows, strict=True))
     ]
+    coming = []
+    for i, (their_choices, their_rows) in enumerate(going):
+        shares, experts = their_choices.end().split(top_k, dim=1)
+        own, arrived = experts.detach().long() - plan.first, their_rows.end()  # other ranks' are none of this one's
+        if arrived.shape[0]:
+            y = ffn(arrived, own, shares.contiguous(), gate_up, down, activation=activation)
+        else:  # nothing, but of both, as gradients go back on every rank
+            y = arrived + shares.sum(1, keepdim=True).to(arrived.dtype)
+        coming.append(Journey(y, tie, Transfer(plan.received(i), plan.sent(i), group)))
     results = [journey.end() for journey in coming]
-    return Combine.apply(results[0] if chunks == 1 else torch.cat(results), weights, ordered, sum_up)
-
-
-def _chunk_of(tokens: int, chunks: int, device: torch.device) -> torch.Tensor:
-    """[M 1]: the chunk that each token goes in."""
-    return (torch.arange(tokens, device=device) * chunks // max(tokens, 1)).unsqueeze(1)
+    return Combine.apply(results[0] if chunks == 1 else torch.cat(results), plan.order, sum_up)
 
 
 @dataclass(frozen=True)
@@ -100,81 +100,71 @@ class _Plan:
 
     Attributes:
         rank: this one.
-        experts: the first expert of each rank, and their number.
-        rows: [ranks][chunks][E], how many rows for each expert come from each rank; on the host.
-        on_device: the same where the tokens are.
+        first: the first of its experts.
+        rows: [ranks][chunks][ranks], how many tokens go from whom to whom; on the host.
+        order: this rank's rows, by chunk and then by the rank that they go to, each the next token of it.
         differentiable: whether any rank wants gradients.
     """
 
     rank: int
-    experts: Sequence[int]
-    rows: torch.Tensor
-    on_device: torch.Tensor
+    first: int
+    rows: list[list[list[int]]]
+    order: Order
     differentiable: bool
 
     @classmethod
     def agree(
-        cls, keys: torch.Tensor, chunks: int, count: int, own: int, differentiable: bool,
+        cls, ids: torch.Tensor, chunks: int, count: int, own: int, differentiable: bool,
         group: dist.ProcessGroup | None,
     ) -> _Plan:  # fmt: skip
         """Asks all ranks, and waits for their answer.
 
         Args:
-            keys: chunk · count + expert of each row, in order.
+            ids: [M k], the experts of each token.
             count: logits of a token.
             own: experts of this rank.
             differentiable: whether this rank wants gradients.
             group: the ranks.
         """
-        device, ranks = keys.device, dist.get_world_size(group)
-        every = torch.arange(chunks * count, device=device, dtype=keys.dtype)
-        told = torch.cat([
-            torch.tensor([own, differentiable], device=device), torch.searchsorted(keys, every, right=True),
-        ])  # fmt: skip
-        answers = told.new_empty(ranks * told.numel())
-        dist.all_gather_into_tensor(answers, told, group=group)
-        on_device = answers.view(ranks, -1)
-        table = on_device.cpu()
+        tokens, ranks, device = ids.shape[0], dist.get_world_size(group), ids.device
+        ends = _gathered(torch.tensor([own], device=device), group).cumsum(0)
+        goes = torch.zeros((tokens, ranks + 1), dtype=torch.bool, device=device)  # also to none, where experts lack
+        goes.scatter_(1, torch.bucketize(ids, ends, right=True), True)
+        # to whom each chunk's tokens go; behind all of them those that go nowhere
+        places = _chunk_of(tokens, chunks, device) * ranks + torch.arange(ranks, device=device)
+        keys = torch.where(goes[:, :ranks], places, chunks * ranks).reshape(-1)
+        narrow = torch.int16 if chunks * ranks < 2**15 else torch.int64  # sorted in fewer steps
+        keys, order = keys.to(narrow).sort(stable=True)
+        until = torch.searchsorted(keys, torch.arange(chunks * ranks, device=device, dtype=narrow), right=True)
+        told = torch.cat([torch.tensor([own, differentiable], device=device), until])
+        table = _gathered(told, group).view(ranks, -1).cpu()
         experts = [0, *accumulate(table[:, 0].tolist())]
         if experts[-1] != count:
             raise ArgumentError(
                 "experts are missing", f"of {WHOM}", f"{experts[-1]} on all ranks, logits of {count}",
                 "a logit for each expert",
             )  # fmt: skip
-        on_host, on_device = (
-            torch.diff(t[:, 2:], prepend=t.new_zeros((ranks, 1))).view(ranks, chunks, count) for t in (table, on_device)
-        )
-        return cls(dist.get_rank(group), experts, on_host, on_device, bool(table[:, 1].any()))
+        rows = torch.diff(table[:, 2:], prepend=table.new_zeros((ranks, 1))).view(ranks, chunks, ranks).tolist()
+        rank = dist.get_rank(group)
+        sent = sum(map(sum, rows[rank]))
+        return cls(rank, experts[rank], rows, Order(order[:sent], tokens, ranks), bool(table[:, 1].any()))
 
     def sent(self, chunk: int) -> list[int]:
-        """Rows of this rank's tokens for the experts of each rank."""
-        own = self.rows[self.rank, chunk]
-        return [int(own[a:b].sum()) for a, b in zip(self.experts, self.experts[1:], strict=False)]
+        """Rows of this rank's tokens that go to each rank."""
+        return self.rows[self.rank][chunk]
 
     def received(self, chunk: int) -> list[int]:
-        """Rows of each rank's tokens for the experts of this one."""
-        return [int(n) for n in self._mine(self.rows, chunk).sum(1)]
-
-    def ids(self, chunk: int) -> torch.Tensor:
-        """Which of this rank's experts each row wants that is received."""
-        mine = self._mine(self.on_device, chunk)
-        experts = torch.arange(mine.shape[1], device=mine.device).repeat(mine.shape[0])
-        return experts.repeat_interleave(mine.reshape(-1), output_size=sum(self.received(chunk)))
-
-    def _mine(self, rows: torch.Tensor, chunk: int) -> torch.Tensor:
-        return rows[:, chunk, self.experts[self.rank] : self.experts[self.rank + 1]]
+        """Rows of each rank's tokens that come to this one."""
+        return [of[chunk][self.rank] for of in self.rows]
 
 
-def _of_own(
-    gate_up: torch.Tensor, down: torch.Tensor, ffn: Callable[..., torch.Tensor], activation: str
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(rows, ids) → each row through its expert: one expert each, whose only weight is 1."""
-    experts = torch.arange(gate_up.shape[0], device=gate_up.device)
+def _gathered(told: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """What every rank tells, one after another."""
+    answers = told.new_empty(dist.get_world_size(group) * told.numel())
+    dist.all_gather_into_tensor(answers, told, group=group)
+    return answers
 
-    def compute(rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        if not rows.shape[0]:
-            return rows
-        chosen = (ids.unsqueeze(1) == experts).to(rows.dtype)
-        return ffn(rows, chosen, gate_up, down, activation=activation, top_k=1, scoring="softmax_after")
 
-    return compute
+def _chunk_of(tokens: int, chunks: int, device: torch.device) -> torch.Tensor:
+    """[M 1]: the chunk that each token goes in."""
+    return (torch.arange(tokens, device=device) * chunks // max(tokens, 1)).unsqueeze(1)
