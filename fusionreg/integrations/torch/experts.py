@@ -8,7 +8,7 @@ of which one is computed while others are on their way; gradients go the same wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
