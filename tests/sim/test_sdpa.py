@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from catalogs import shipped
+from softmax import ready
 
+from fusionreg.api import Registry
 from fusionreg.core.cache import Cache
 from fusionreg.core.conformance import run
 from fusionreg.core.conformance.cases import derive
@@ -22,6 +24,7 @@ from fusionreg.core.proof.report import Status
 CATALOG = shipped("attention")
 FUSIONS = ("attention.sdpa", "attention.sdpa_masked")
 KERNELS = [(f, k.name) for f in FUSIONS for k in CATALOG[f].kernels if k.library is None]
+KERNELS += [("attention.sdpa_lengths", k) for k in ("wgmma", "decode")]  # what they have for it, others have anyway
 
 
 @pytest.mark.parametrize(("fusion", "kernel"), KERNELS)
@@ -29,6 +32,28 @@ def test_conforms(fusion, kernel):
     report = run(CATALOG, [fusion], kernels=[kernel], device="sim", cases="quick", cache=Cache())
     assert report.ok, "\n".join(map(str, report.failures))
     assert report.counts["PASSED"] >= (25 if kernel == "decode_whole" else 40)  # of decoding: few queries, two dtypes
+
+
+@pytest.mark.parametrize("kernel", ["wgmma", "tensor_core", "decode", "plain"])
+def test_behind_the_last_key_nothing_is_read(kernel):
+    """A cache that nobody has filled: NaN that lies there does not show. The last query is at the last key."""
+    rng = np.random.default_rng(0)
+    lengths, queries = np.array([70, 3, 0, 200], np.int64), 2 if kernel == "decode" else 70
+    q, k, v = (rng.standard_normal((4, h, n, 64)).astype(np.float16) for h, n in ((4, queries), (2, 200), (2, 200)))
+    fallen = {n: x.copy() for n, x in (("k", k), ("v", v))}
+    for b, n in enumerate(lengths):
+        fallen["k"][b, :, n:], fallen["v"][b, :, n:] = np.nan, np.inf
+    catalog = ready("sdpa_lengths", kernel)
+    y = Registry(catalog, device="sim").call(
+        "attention.sdpa_lengths", q, fallen["k"], fallen["v"], lengths, is_causal=1, scaling="usual"
+    )
+    scores = np.einsum("bhqd,bhkd->bhqk", q.astype(float), np.repeat(k, 2, 1).astype(float)) / 8
+    at = lengths[:, None] - queries + np.arange(queries)  # where each query is
+    seen = np.arange(200) <= at[:, None, :, None]
+    e = np.where(seen, np.exp(scores), 0)
+    p = e / np.maximum(e.sum(-1, keepdims=True), 1e-30)
+    want = np.einsum("bhqk,bhkd->bhqd", p, np.repeat(v, 2, 1).astype(float))
+    np.testing.assert_allclose(y, want, atol=4e-3)
 
 
 def job(

@@ -11,6 +11,7 @@ from ..ops import Vocabulary
 from ..rewrite import eliminate_dead, fold_constants
 from .engine import Compiled, Rule, compile_rules, relevant, run
 from .expert_loops import lift_loops
+from .lengths import lift_lengths
 from .routers import lift_routers
 from .rules import EARLY, LATE, RULES
 from .site import Site
@@ -18,7 +19,9 @@ from .site import Site
 __all__ = ["EARLY", "LATE", "RULES", "Compiled", "Rule", "Site", "compile_rules", "lift", "relevant", "run"]
 
 
-def lift(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None = None) -> Graph:
+def lift(
+    graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None = None, *, differentiated: bool = False
+) -> Graph:
     """The graph in canonical operators, constants folded and dead nodes gone. Inputs and outputs keep their names.
 
     Numerics never get worse: a rule only applies where the canonical operator computes the same function, dtypes
@@ -28,13 +31,15 @@ def lift(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None = None
         graph: as a frontend emits it, with types.
         ops: the vocabulary.
         log: when given, receives (rule, node) for every rewrite.
+        differentiated: gradients will be recorded: what has none that is fused stays as it is.
     """
     graph = _rewritten(eliminate_dead(graph), EARLY, ops, log)
     while True:
         lifted = _rewritten(eliminate_dead(fold_constants(graph, ops)), RULES, ops, log)
         lifted = eliminate_dead(lift_routers(lift_loops(lifted, ops, log), ops, log))
         if lifted.nodes == graph.nodes:
-            return _rewritten(lifted, LATE, ops, log)
+            late = _rewritten(lifted, LATE, ops, log)
+            return late if differentiated else eliminate_dead(lift_lengths(late, ops, log))
         graph = lifted
 
 

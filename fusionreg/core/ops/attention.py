@@ -119,6 +119,8 @@ def attention(
 ) -> Any:
     """As ONNX Attention (opset 25): softmax(scale · q kᵀ + bias) v, heads grouped; a row without any key gives 0.
 
+    Of a sequence with ``nonpad_kv_seqlen`` keys the last query is at the last of them, and further keys are not read.
+
     Beyond ONNX, ``log_sum_exp`` [B H Q] of the scores, in float32: all that gradients need to have the weights again.
     -inf of a row without any key, as its y is 0: what is not finite in keys that are forbidden is not seen.
     """
@@ -128,11 +130,14 @@ def attention(
     if past_key is not None:
         offset = past_key.shape[2]
         k, v = xp.ns.concat([past_key, k], axis=2), xp.ns.concat([past_value, v], axis=2)
-    seqlen = None if nonpad_kv_seqlen is None else xp.cast(nonpad_kv_seqlen, "int64")
-    if seqlen is not None:
-        offset = xp.ns.reshape(seqlen, (-1, 1, 1, 1)) - q.shape[2]
-    bias = _bias(xp, q, k.shape[2], attn_mask, offset, seqlen, is_causal, left_window_size, right_window_size)
     kept_k, kept_v = k, v
+    seqlen = None
+    if nonpad_kv_seqlen is not None:
+        seqlen = xp.ns.clip(xp.cast(nonpad_kv_seqlen, "int64"), 0, k.shape[2])
+        offset = xp.ns.reshape(seqlen, (-1, 1, 1, 1)) - q.shape[2]
+        real = xp.arange(k.shape[2])[None, None, :, None] < xp.ns.reshape(seqlen, (-1, 1, 1, 1))
+        k, v = (xp.ns.where(real, x, xp.full((), 0.0, x)) for x in (k, v))
+    bias = _bias(xp, q, k.shape[2], attn_mask, offset, seqlen, is_causal, left_window_size, right_window_size)
     k, v = _repeated(xp, q, k, v)
     root = math.sqrt(_scale(q, scale))
     raw = xp.matmul(q * root, xp.ns.matrix_transpose(k) * root)

@@ -199,13 +199,13 @@ def _rms_normalization(w: Writer, node: Node) -> bool:
 
 def _attention(w: Writer, node: Node) -> bool:
     """softmax(scale · q kᵀ + mask) v over four axes, as lifting finds it."""
-    if w.opset >= 23:
+    q, k, v, mask, *_, lengths = (*node.inputs, *[""] * 4)[:7]
+    if w.opset >= (24 if lengths else 23):
         return False
-    q, k, v, mask = (*node.inputs, "")[:4]
     value, attrs = w.graph.values[q], dict(node.attrs)
     scale, wide = attrs.pop("scale", None), attrs.pop("softmax_precision", "")
     causal, right = attrs.pop("is_causal", 0), attrs.pop("right_window_size", -1)
-    if any(a not in (None, 0, 0.0, -1) for a in attrs.values()) or len(node.inputs) > 4 or len(node.outputs) > 1:
+    if any(a not in (None, 0, 0.0, -1) for a in attrs.values()) or any(node.inputs[4:6]) or len(node.outputs) > 1:
         raise ModelError(
             "cannot save", node.name, f"Attention with {attrs}", f"plain Attention before opset 23, not {w.opset}"
         )
@@ -225,6 +225,14 @@ def _attention(w: Writer, node: Node) -> bool:
             raise ModelError("cannot save", node.name, f"Attention by positions over {value}", "known lengths")
         seen = w.constant(np.tri(rows, keys, 0 if causal else right, dtype=bool), "bool")
         s = w.emit("Where", [seen, s, w.constant(-np.inf, value.dtype)])
+    if lengths:
+        keys = (w.graph.values[node.inputs[1]].shape or (None,) * 4)[2]
+        if causal or right >= 0 or not isinstance(keys, int):
+            raise ModelError("cannot save", node.name, "Attention by positions and lengths", "lengths of known keys")
+        whole = w.emit("Cast", [lengths], to=dtype("int64").onnx)
+        ends = w.emit("Reshape", [whole, w.constant([-1, 1, 1, 1], "int64")])
+        real = w.emit("Less", [w.constant(np.arange(keys), "int64"), ends])
+        s = w.emit("Where", [real, s, w.constant(-np.inf, value.dtype)])
     if wide and wide != value.dtype:
         s = w.emit("Softmax", [w.emit("Cast", [s], to=dtype(wide).onnx)], axis=-1)
         p = w.emit("Cast", [s], to=dtype(value.dtype).onnx)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec
 
+from .sdpa_kernels import pending
+
+#: What names of fusions end in.
+_WORDS = {"": "", "mask": "_masked", "lengths": "_lengths"}
 #: Bytes of a warp's stage, 16 keys of k and v with padding.
 _STAGE = "32 * (D + E + 16)"
 #: Stages of a warp: as many as let a block fill a multiprocessor's shared memory.
@@ -19,12 +23,14 @@ _ROUNDS = f"ceildiv({_TILES}, {_BLOCKS})"
 _EVEN = f"{_TILES} > 0 and {_TILES} % {_ROUNDS} == 0 and {_TILES} // {_ROUNDS} * 17 >= {_BLOCKS} * 16"
 
 
-def kernel(masked: bool, whole: bool = False) -> KernelSpec:
-    """For the fusion with or without a mask; ``whole``: where no tile is shared by blocks."""
+def kernel(beside: str, whole: bool = False) -> KernelSpec:
+    """For the fusion with a mask, with lengths, or with neither (a key of :data:`.sdpa_kernels.MASK_FORMS`); ``whole``:
+    where no tile is shared by blocks."""
+    masked = beside == "mask"
     rows = ("q", "k", "v", "y")
     return KernelSpec(
         name="decode_whole" if whole else "decode",
-        fusion=f"attention.sdpa{'_masked' if masked else ''}",
+        fusion=f"attention.sdpa{_WORDS[beside]}",
         template="decode.cu.j2",
         summary="decode where blocks have whole tiles: no barrier, an ordinary launch"
         if whole
@@ -47,6 +53,7 @@ def kernel(masked: bool, whole: bool = False) -> KernelSpec:
         constants={
             "MASK_FORM": "form(mask)" if masked else "-1", "STAGES": _STAGES,
             **({"WHOLE": "1", "AROUND": "128"} if whole else {}),
+            **({"LENGTHS": "1"} if beside == "lengths" else {}),
         },
         grid=f"max(1, {_TILES} // max(1, {_ROUNDS}))" if whole else _BLOCKS,
         block="32 * WARPS",
@@ -55,7 +62,11 @@ def kernel(masked: bool, whole: bool = False) -> KernelSpec:
         workspace="0" if whole else f"{_BLOCKS} * 2 * min(16, max(1, Q * (H // G))) * (E + 4) * 4",
         cooperative=not whole,
         estimate=("5e-6 + " if whole else "6e-6 + ") + _TILES + " * K * (D + E) * 2 / 3.9e12",
+        pending=pending(beside) if beside == "lengths" else "",
     )  # fmt: skip
 
 
-KERNELS: tuple[KernelSpec, ...] = tuple(kernel(masked, whole) for whole in (False, True) for masked in (False, True))
+KERNELS: tuple[KernelSpec, ...] = (
+    *(kernel(beside, whole) for whole in (False, True) for beside in ("", "mask")),
+    kernel("lengths"),
+)

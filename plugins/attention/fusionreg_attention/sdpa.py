@@ -17,7 +17,7 @@ from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, Toler
 
 from .sdpa_backward_kernels import gradient_kernels
 from .sdpa_kernels import kernels
-from .sdpa_workloads import BIAS_WORKLOADS, GRADIENT_WORKLOADS, MASKED_WORKLOADS, WORKLOADS
+from .sdpa_workloads import BIAS_WORKLOADS, GRADIENT_WORKLOADS, LENGTHS_WORKLOADS, MASKED_WORKLOADS, WORKLOADS
 
 #: As the operator names them.
 _ATTRIBUTES = {
@@ -75,6 +75,25 @@ _MASK_CASES = (
     Case(name="far_below", axes={"K": 72}, values={"mask": "-1e4"}, summary="the same number for all keys"),
     Case(name="causal_masked", axes={"B": 1, "Q": 72, "K": 200}, attributes={"is_causal": 1}),
 )
+
+#: Sequences that end anywhere, at each tile's edges, and those that have nothing or all.
+_LENGTHS_CASES = (
+    Case(name="anywhere", axes={"B": 6, "K": 136}, values={"lengths": "bytes"}, summary="negative numbers are 0"),
+    Case(name="causal", axes={"B": 5, "Q": 20, "K": 136}, values={"lengths": "bytes"}, attributes={"is_causal": 1},
+         summary="the last query sees the last key; where there are more queries than keys, the first see none"),
+    Case(name="window", axes={"Q": 72, "K": 136}, values={"lengths": "100"}, attributes={"left_window_size": 40}),
+    Case(name="all", axes={"Q": 72, "K": 136}, values={"lengths": "1000"}, summary="more than there are: all"),
+    Case(name="none", values={"lengths": "0"}),
+    Case(name="tiles", axes={"B": 1, "Q": 200, "K": 264}, values={"lengths": "200"}, attributes={"is_causal": 1}),
+    *(
+        Case(name=f"width_{d}_{n}", axes={"B": 1, "D": d, "E": d, "Q": 72, "K": 136}, values={"lengths": f"{n}"})
+        for d, n in ((64, 128), (128, 65), (128, 129), (256, 100))
+    ),
+    Case(name="unseen_nan", axes={"B": 2, "Q": 72, "K": 136}, values={"lengths": "0", "k": "nan", "v": "nan"},
+         summary="what lies behind the last key is not read"),
+    Case(name="decoding", axes={"B": 4, "H": 8, "Q": 1, "K": 520}, values={"lengths": "bytes"}),
+    Case(name="width_odd", axes={"D": 35, "E": 21}, values={"lengths": "17"}),
+)  # fmt: skip
 
 _BESIDE_STATISTICS = ("nothing_to_see", "steep", "two_key_heads", "no_key", "width_128", "window_causal")
 _TRAINING_CASES = tuple(case for case in _CASES if case.name in _BESIDE_STATISTICS)
@@ -154,11 +173,20 @@ MASK = "P[Q K] | P[1 K] | P[H Q K] | P[H 1 K] | P[B 1 1 K] | P[B 1 Q K] | P[B H 
 
 _Q, _K, _V, _Y = "T[B H Q D]", "T[B G K D]", "T[B G K E]", "T[B H Q E]"
 _LSE = {"lse": "float32[B H Q]"}
-_MASKS: Mapping[str, Mapping[str, str]] = FrozenDict({"": {}, "mask": {"mask": MASK}, "bias": {"mask": BIAS}})
+_MASKS: Mapping[str, Mapping[str, str]] = FrozenDict(
+    {"": {}, "mask": {"mask": MASK}, "bias": {"mask": BIAS}, "lengths": {"lengths": "I[B]"}}
+)
+_OPERANDS: Mapping[str, str] = FrozenDict(
+    {"": "q, k, v", "mask": "q, k, v, mask", "bias": "q, k, v, mask", "lengths": "q, k, v, None, None, None, lengths"}
+)
 _FLOATS = ("float16", "bfloat16", "float32")
+#: Those of masks and lengths.
+_DTYPES: Mapping[str, Mapping[str, tuple[str, ...]]] = FrozenDict(
+    {"mask": {"P": ("bool", *_FLOATS)}, "lengths": {"I": ("int64", "int32")}}
+)
 _BIAS_AXES = (("MB", "B", "batches"), ("MH", "H", "heads"), ("MQ", "Q", "queries"))
 _MASK_CONSTRAINTS: Mapping[str, tuple[str, ...]] = FrozenDict(
-    {"": (), "mask": ('P in ("bool", T)',), "bias": tuple(f"{own} in (1, {of})" for own, of, _ in _BIAS_AXES)}
+    {"mask": ('P in ("bool", T)',), "bias": tuple(f"{own} in (1, {of})" for own, of, _ in _BIAS_AXES)}
 )
 
 
@@ -178,7 +206,7 @@ def _fusion(
         name=f"attention.{words}",
         summary=summary,
         pattern=pattern,
-        dtypes={"T": _FLOATS, **({"P": ("bool", *_FLOATS)} if mask == "mask" else {})},
+        dtypes={"T": _FLOATS, **_DTYPES.get(mask, {})},
         axes={
             "B": "batch",
             "H": "heads of q",
@@ -191,7 +219,7 @@ def _fusion(
         },
         extents={**extents, **{axis: extents[other] for axis, other, _ in _BIAS_AXES if own}},
         attributes={**_ATTRIBUTES, **attributes},
-        constraints=(*_CONSTRAINTS, *_MASK_CONSTRAINTS[mask]),
+        constraints=(*_CONSTRAINTS, *_MASK_CONSTRAINTS.get(mask, ())),
         tags=("S12", "attention", *(("training",) if "lse" in pattern[0] else ())),
         **fields,
     )
@@ -201,9 +229,7 @@ def _forward(
     words: str, summary: str, *, mask: str = "", statistics: bool = False, **fields: Any
 ) -> FusionSpec:
     """``statistics``: whether it gives the log-sum-exp of scores as well."""
-    pattern = _pattern(
-        "y, _, _, _, lse" if statistics else "y", "Attention", "q, k, v, mask" if mask else "q, k, v"
-    )
+    pattern = _pattern("y, _, _, _, lse" if statistics else "y", "Attention", _OPERANDS[mask])
     return _fusion(
         words,
         summary,
@@ -244,6 +270,10 @@ FUSIONS: tuple[FusionSpec, ...] = (
         "sdpa", "softmax(q k^T scale) v for each head, causal or in a window", cases=_CASES, workloads=WORKLOADS
     ),
     _forward("sdpa_masked", "the same with a mask, additive or boolean", mask="mask", cases=_MASK_CASES),
+    _forward(
+        "sdpa_lengths", "the same of sequences that have keys of their own number; a causal query counts from the last",
+        mask="lengths", cases=_LENGTHS_CASES, workloads=LENGTHS_WORKLOADS,
+    ),
     _forward(
         "sdpa_training", "attention that is differentiable: also gives the log-sum-exp of each query's scores",
         statistics=True, cases=_TRAINING_CASES, workloads=WORKLOADS, attributes=_MILD,

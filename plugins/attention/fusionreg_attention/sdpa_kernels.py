@@ -5,12 +5,24 @@ from __future__ import annotations
 from fusionreg.core.spec import KernelSpec, TensorMap
 
 #: Which form of ``sdpa.MASK`` a mask takes, a number of its own where it is ``sdpa.BIAS``, -1 where there is none.
-MASK_FORMS = {"": "-1", "mask": "form(mask)", "bias": "8"}
+MASK_FORMS = {"": "-1", "mask": "form(mask)", "bias": "8", "lengths": "-1"}
 
 
 def _switches(masked: str, statistics: bool) -> dict[str, str]:
-    """Which mask; whether it gives the log-sum-exp."""
-    return {"MASK_FORM": MASK_FORMS[masked], **({"LSE": "1"} if statistics else {})}
+    """Which mask; whether it gives the log-sum-exp; whether sequences have lengths of their own."""
+    lengths = {"LENGTHS": "1"} if masked == "lengths" else {}
+    return {"MASK_FORM": MASK_FORMS[masked], **({"LSE": "1"} if statistics else {}), **lengths}
+
+
+def _strided(masked: str) -> tuple[str, ...]:
+    return ("q", "k", "v", *(("mask",) if masked in ("mask", "bias") else ()), "y")
+
+
+def pending(masked: str, statistics: bool = False) -> str:
+    """Why kernels wait."""
+    if masked == "lengths":
+        return "not run on a GPU yet"
+    return "lse of a masked row beside NaN is -infinity" if masked == "mask" and statistics else ""
 
 
 def _plain(masked: str, statistics: bool) -> KernelSpec:
@@ -18,12 +30,12 @@ def _plain(masked: str, statistics: bool) -> KernelSpec:
         name="plain",
         template="sdpa_plain.cu.j2",
         summary="a warp for each query, fp32 FMA: any dtype, width and stride",
-        strides=("q", "k", "v", *(("mask",) if masked else ()), "y"),
+        strides=_strided(masked),
         constants=_switches(masked, statistics),
         grid="ceildiv(B * H * Q, 4)",
         block="128",
         estimate="5e-6 + B * H * Q * K * (2 * D + E) / 2e12" + (_STORED if statistics else ""),
-        pending="lse of a masked row beside NaN is -infinity" if masked == "mask" and statistics else "",
+        pending=pending(masked, statistics),
     )
 
 
@@ -41,6 +53,8 @@ _PAIRS = "B * H * Q * K * (0.5 if is_causal else 1.0)"
 
 
 def _wgmma(masked: str, statistics: bool) -> KernelSpec:
+    beside = masked in ("mask", "bias")
+
     def tile(operand: str, rows: str) -> TensorMap:
         return TensorMap(name=f"{operand}_map", operand=operand, box=("64", rows, "1", "1"), swizzle="128")
 
@@ -54,12 +68,12 @@ def _wgmma(masked: str, statistics: bool) -> KernelSpec:
             "D in (64, 128) and E in (64, 128)",
             "Q < 1000000000 and K < 1000000000",
         ),
-        strides=("q", "k", "v", *(("mask",) if masked else ()), "y"),
+        strides=_strided(masked),
         specialize=("D", "E"),
         params={
             # three have no registers left for a mask
-            "CONSUMERS": (2,) if masked else (3,) if statistics else (3, 2),
-            "BK": (128,) if masked else (128, 64) if statistics else (128, 64, 192),
+            "CONSUMERS": (2,) if beside else (3,) if masked or statistics else (3, 2),
+            "BK": (128,) if beside else (128, 64) if masked or statistics else (128, 64, 192),
             # powers of two by which weights may pass 1 before sums are rescaled
             "SLACK": (8,) if masked or statistics else (8, 0),
             # eighths of the exponentials that are polynomials, which the sum of all shows
@@ -69,7 +83,7 @@ def _wgmma(masked: str, statistics: bool) -> KernelSpec:
         valid=(
             # registers: accumulators and weights of a warpgroup's 64 queries, in fp32 and in pairs
             "BK * 3 // 4 + E // 2 <= (192 if CONSUMERS == 2 else 128)",
-            *(() if masked else ("CONSUMERS == 3 or BK >= 128", "FRACTION == 0 or SLACK == 8")),
+            *(() if beside else ("CONSUMERS == 3 or BK >= 128", "FRACTION == 0 or SLACK == 8")),
             _CAPPED,
         ),
         constants={**_switches(masked, statistics), "ALTERNATE": "1"},
@@ -79,11 +93,11 @@ def _wgmma(masked: str, statistics: bool) -> KernelSpec:
         min_blocks=1,
         shared_memory="64 * CONSUMERS * (D + E) * 2 + 2 * BK * (D + E) * 2 + 80",
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / "
-        + ("(3e14 if D == 128 else 1.9e14)" if masked else "(6.8e14 if D == 128 else 4.5e14)")
-        + ("" if masked else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)")
+        + ("(3e14 if D == 128 else 1.9e14)" if beside else "(6.8e14 if D == 128 else 4.5e14)")
+        + ("" if beside else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)")
         + _FEW.format(128, 3.2e10)
         + (_STORED if statistics else ""),
-        pending="lse of a masked row beside NaN is -infinity" if masked == "mask" and statistics else "",
+        pending=pending(masked, statistics),
     )
 
 
@@ -100,7 +114,7 @@ def _tensor_core(masked: str, statistics: bool) -> KernelSpec:
             *(f"stride({n}, 0) % 8 == 0 and stride({n}, 1) % 8 == 0" for n in rows),
             "Q < 1000000000 and K < 1000000000",
         ),
-        strides=("q", "k", "v", *(("mask",) if masked else ()), "y"),
+        strides=_strided(masked),
         specialize=("D", "E"),
         params={
             "WARPS": (4, 8),
@@ -112,11 +126,12 @@ def _tensor_core(masked: str, statistics: bool) -> KernelSpec:
         grid="B * H * ceildiv(Q, 16 * WARPS)",
         block="32 * WARPS",
         shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
-        estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked else '2.1e14'}"
+        estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked in ('mask', 'bias') else '2.1e14'}"
         " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)" + _FEW.format(64, 1.4e10) + (_STORED if statistics else ""),
+        pending=pending(masked) if masked == "lengths" else "",
     )
 
 
 def kernels(masked: str = "", statistics: bool = False) -> tuple[KernelSpec, ...]:
-    """All of them, for the fusion with a mask (a key of :data:`MASK_FORMS`), with the log-sum-exp, or with neither."""
+    """All of them, for the fusion with a mask or lengths (a key of :data:`MASK_FORMS`), and with the log-sum-exp."""
     return _wgmma(masked, statistics), _tensor_core(masked, statistics), _plain(masked, statistics)

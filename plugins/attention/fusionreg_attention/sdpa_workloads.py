@@ -59,3 +59,12 @@ GRADIENT_WORKLOADS = (
     _causal(1, 16, 16, 16384, 128),
     _causal(4, 32, 32, 4096, 64),
 )
+
+#: A cache of keys of which sequences have filled a part, and sentences of several lengths.
+LENGTHS_WORKLOADS = tuple(
+    w.model_copy(
+        update={"name": f"lengths-{w.name}", "dtypes": {**w.dtypes, "I": "int64"}, "values": {"lengths": f"below {n}"},
+                "row": "S12 more", "summary": f"{w.summary}; lengths anywhere"}
+    )
+    for w, n in ((WORKLOADS[0], 8192), (_causal(4, 32, 32, 4096, 64), 4096))
+)  # fmt: skip

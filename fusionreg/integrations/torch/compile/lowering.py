@@ -82,7 +82,7 @@ class _Lowering:
         results = [e.env[name] for o in self.program.outputs for name in refs(o.value)]
         kept = list(dict.fromkeys(v for v in results if isinstance(v, V)))
         raw = e.build(kept)
-        graph = lift(raw, self.ops)
+        graph = lift(raw, self.ops, differentiated=self.differentiated)
         if widening:
             graph = widen(graph, self.ops)
         names = {n: v.name for n, v in e.env.items() if isinstance(v, V) and v.name in graph.values}
