@@ -159,6 +159,8 @@ class FakeLibrary:
     ):
         if self.fail_encoding:
             return self.fail_encoding.pop(0)
+        if not self.contexts:
+            return 201
         assert block % 64 == 0 and address % 16 == 0
         wide, narrow = ctypes.c_uint64, ctypes.c_uint32
         read = ((wide, dims, rank), (wide, strides, rank - 1), (narrow, box, rank), (narrow, steps, rank))

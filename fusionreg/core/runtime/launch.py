@@ -132,9 +132,10 @@ class GpuLaunch(DeviceLaunch):
         pointed, by_name = [a.name for a in arguments if a.pointer], {m.name: m for m in maps}
         #: of every tensor map: its parameter, the slot of its operand's address, and what encodes it
         self.maps = tuple(
-            (i, pointed.index(by_name[a.name].operand), MapEncoder(self.driver, by_name[a.name], self.kernel))
+            (i, pointed.index(m.operand), MapEncoder(self.driver, m, self.kernel, self.in_context))
             for i, a in enumerate(arguments)
             if a.kind == "tensor_map"
+            for m in (by_name[a.name],)
         )
         self._lock = (
             Lock()

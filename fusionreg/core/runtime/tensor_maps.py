@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 from ..problem import TensorMapLayout
 from .driver import Driver
@@ -38,16 +39,28 @@ class Block:
         self.address = start + -start % ALIGNMENT
 
 
+def _here(call: Callable[[], int]) -> int:
+    return call()
+
+
 class MapEncoder:
     """The maps of one layout, which is packed once: a map is then one call of the driver for each address.
 
     Not safe for threads: the launch's lock guards it.
+
+    Args:
+        driver, layout: whose, and what is mapped.
+        whom: the kernel, for errors.
+        within: calls a function where the context of the operand's device is current, which encoding needs: a thread
+            that has only allocated from a cache has none.
     """
 
-    __slots__ = ("_after", "_before", "_blocks", "_driver", "_encode", "_keep", "_whom", "layout")
+    __slots__ = ("_after", "_before", "_blocks", "_driver", "_encode", "_keep", "_whom", "_within", "layout")
 
-    def __init__(self, driver: Driver, layout: TensorMapLayout, whom: str) -> None:
-        self.layout, self._driver, self._whom = layout, driver, whom
+    def __init__(
+        self, driver: Driver, layout: TensorMapLayout, whom: str, within: Callable[[Callable[[], int]], int] = _here
+    ) -> None:
+        self.layout, self._driver, self._whom, self._within = layout, driver, whom, within
         self._encode = driver.library.cuTensorMapEncodeTiled
         self._blocks: dict[int, Block] = {}
         rank = len(layout.dims)
@@ -63,7 +76,7 @@ class MapEncoder:
     def encoded(self, address: int) -> Block:
         """A new map of the operand at ``address``; :class:`LaunchError` where the driver refuses it."""
         block = Block()
-        code = self._encode(block.address, *self._before, address, *self._after)
+        code = self._within(lambda: self._encode(block.address, *self._before, address, *self._after))
         if code:
             m = self.layout
             self._driver.check(code, f"tensor map {m.name} of {m.operand} for {self._whom} ({m})", "cannot encode")

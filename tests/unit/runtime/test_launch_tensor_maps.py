@@ -127,6 +127,15 @@ def test_an_address_is_encoded_once(gpu, runtime):
     assert [map_of(launch) for launch in gpu.launches][-2:] == [(1, address(a)), (2, address(b))]
 
 
+def test_a_thread_without_a_context(gpu, runtime):
+    """Its arrays come from a cache, so nothing has made one current before; and none is afterwards."""
+    x, bias = zeros(6, 40), zeros(40)
+    gpu.contexts.clear()
+    runtime.call(NAME, x, bias)
+    runtime.bind(NAME, x, bias)()
+    assert {map_of(launch)[1] for launch in gpu.launches} == {address(x)} and gpu.contexts == []
+
+
 def test_another_layout_at_the_same_address_is_another_map(gpu, runtime):
     held, bias = zeros(1024), zeros(40)
     runtime.call(NAME, held[:240].reshape(6, 40), bias)
