@@ -27,8 +27,9 @@ WAYS = {
     "inner-eager": "fused, rest eager",
 }
 
-#: Each way is timed in every turn, so that whatever else the machine does meets all alike.
-TURNS, ROUNDS, WARM = 5, 3, 2
+#: Each way is timed in every turn, and each as often first as last, so that whatever else the machine does, and how
+#: warm it is by then, meets all alike.
+TURNS, ROUNDS, WARM = 6, 3, 2
 
 
 @dataclass(frozen=True)
@@ -231,8 +232,10 @@ def _times(steps: Mapping[str, Callable[[], Any]]) -> dict[str, dict[str, Any]]:
             torch.cuda.synchronize()
             found[name]["not_captured"] = _named(error)
     seen: dict[str, dict[str, list[float]]] = {n: {"ms": [], "host_ms": [], "graph_ms": []} for n in steps}
-    for _ in range(TURNS):
-        for name, step in steps.items():
+    order = list(steps.items())
+    for turn in range(TURNS):
+        at = turn % max(1, len(order))
+        for name, step in order[at:] + order[:at]:
             for _ in range(WARM):
                 step()
             _called(step, seen[name])

@@ -11,8 +11,8 @@ from .savings import MARGIN, Saving
 
 #: ``off`` takes nothing. ``conservative`` takes fusions with a kernel that rounds where the unfused chain rounds
 #: (``per_op``), where a measurement says that they win against the executor of the rest. ``balanced`` takes what saves
-#: time, by a measurement or, without one, by the model; a product that is bound by arithmetic needs the measurement,
-#: since the library that it competes with comes near to the device's rate. ``aggressive`` takes every site that some
+#: time, by a measurement or, without one, by the model; a product that is more than a launch needs the measurement,
+#: since the library that it competes with comes near to the device's rates. ``aggressive`` takes every site that some
 #: kernel accepts and that does not lose its nodes to a better one, whatever it saves, regions beside Inductor too; what
 #: is read elsewhere may be computed twice for it, where that saves time.
 Policy = Literal["off", "conservative", "balanced", "aggressive"]
@@ -20,7 +20,7 @@ Policy = Literal["off", "conservative", "balanced", "aggressive"]
 FUEL = "fuel"
 
 #: Why a match is not taken that only a measurement could let in.
-UNSURE = "the arithmetic of its products counts: it needs a measurement, and there is none of the like"
+UNSURE = "the rate of its products counts: it needs a measurement, and there is none of the like"
 #: How the reason ends where a match has fewer launches or moves less, and yet loses by the model alone.
 MODELLED = "by the model alone: nothing like it was measured"
 

@@ -33,8 +33,8 @@ class Saving:
         share: the seconds over what its nodes cost unfused.
         basis: what that rests on: ``model``, ``estimate of its plugin``, or the measurement.
         measured: whether it was measured against this executor.
-        unsure: whether it rests on the model, and the arithmetic of its products counts: how near to the device's rate
-            a kernel comes is what the model does not know.
+        unsure: whether it rests on the model, and the rate of its products counts: how near to the device's a kernel
+            comes is what the model does not know.
     """
 
     cost: Cost
@@ -145,12 +145,15 @@ class GraphCosts:
         return Saving(cost, share, basis, gain is not None, basis == ESTIMATED and self._arithmetic(match, fused.bytes))
 
     def _arithmetic(self, match: Match, moved: int) -> bool:
-        """Whether the arithmetic of a match's products counts: beside its bytes, or a part of theirs that are more
-        than a launch. Few rows of a product, or little of all, are no more than what they move."""
+        """Whether the rate of a match's products counts: where their arithmetic takes longer than their bytes, or
+        those longer than a launch. Small products are no more than what they move; beside an executor that runs every
+        operator by itself, large ones with little arithmetic are a mere stream, too."""
         named = self.graph.node_by_name
         busy = sum([self._work(n)[1] for n in match.nodes if named[n].op in PRODUCTS])
-        idle = moved / self.model.device.bandwidth
-        return busy > (PART if idle > self.model.device.launch else 1.0) * idle
+        idle, device = moved / self.model.device.bandwidth, self.model.device
+        if idle <= device.launch:
+            return busy > idle
+        return busy > (PART * idle if self.model.executor.alone else 0.0)
 
     # ---- kernels of the executor ------------------------------------------------------------------------------------
 
