@@ -7,6 +7,9 @@ have none, or an additive mask that is made of finite numbers; or where the chai
 torch's exporter to ONNX spells such rows ``Where(IsNaN(p), 0, p)``, which hides a NaN of q or k as well; Attention lets
 it through.
 
+Where heads were put into the batch, as products of three axes take them, or there is one alone, each is a batch of one
+head.
+
 Of what is ``Attention`` already, constant masks that are triangles become positions (``is_causal``, or a window where
 the last query sees the last key), and heads of k and v that are repeated for those of q become heads that are shared.
 """
@@ -78,9 +81,10 @@ def _mask(site: Site) -> str:
 def _mask_fits(site: Site) -> bool:
     """Broadcast over scores that it does not enlarge, one number a key."""
     scores, mask = site.shape("s"), site.shape(_mask(site))
-    if scores is None or mask is None or not 2 <= len(mask) <= 4 or mask[-1] != scores[-1]:
+    if scores is None or mask is None or mask[-1:] != scores[-1:]:
         return False
-    return all(m in (1, s) for m, s in zip(mask, scores[4 - len(mask) :], strict=True))
+    most = 4 if len(scores) == 4 else 2  # heads of three axes get another in between
+    return 2 <= len(mask) <= most and all(m in (1, s) for m, s in zip(mask[::-1], scores[::-1], strict=False))
 
 
 def _additive(site: Site) -> bool:
@@ -168,12 +172,12 @@ def _repeated(site: Site) -> bool:
     return True
 
 
-def _four_axes(site: Site) -> bool:
-    """q[B H S D], k[B H T D] or its transpose, v[B H T D'], no head shared by several."""
+def _axes(site: Site, rank: int) -> bool:
+    """q[B H S D], k[B H T D] or its transpose, v[B H T D'], no head shared by several; or all of them without H."""
     q, k, v, y = (site.shape(n) for n in ("q", "k", "v", "y"))
-    if q is None or k is None or v is None or y is None or not len(q) == len(k) == len(v) == len(y) == 4:
+    if q is None or k is None or v is None or y is None or not len(q) == len(k) == len(v) == len(y) == rank:
         return False
-    return q[:2] == k[:2] == v[:2] and y == (*q[:3], v[3])
+    return q[:-2] == k[:-2] == v[:-2] and y == (*q[:-1], v[-1])
 
 
 def _scale(site: Site) -> Mapping[str, Any] | None:
@@ -187,13 +191,13 @@ def _scale(site: Site) -> Mapping[str, Any] | None:
             scale *= 1.0 / number if divides else number
     shape = site.shape("q")
     rounding = max(1e-6, 1.05 * 2.0 ** -dtype(site.value("q").dtype).mantissa)  # of two constants, each to its dtype
-    usual = shape is not None and isinstance(shape[3], int) and abs(scale * sqrt(shape[3]) - 1.0) <= rounding
+    usual = shape is not None and isinstance(shape[-1], int) and abs(scale * sqrt(shape[-1]) - 1.0) <= rounding
     return {"scale": None if usual else scale}
 
 
-def _derive(transposed: int, cast: bool) -> Any:
+def _derive(transposed: int, cast: bool, rank: int = 4) -> Any:
     def derive(site: Site) -> Mapping[str, Any] | None:
-        if site.attribute("transB") != transposed or not _four_axes(site):
+        if site.attribute("transB") != transposed or not _axes(site, rank):
             return None
         if cast and site.attribute("kind") != site.value("s").dtype:
             return None
@@ -222,6 +226,15 @@ def _rules() -> Iterator[Rule]:
             conditions,
             _derive(transposed, bool(precision)),
         )
+        if transposed and not given.startswith((", allowed", ", Not")):
+            q, k, v = (f"Unsqueeze({name}, (1,))" for name in "qkv")
+            yield Rule(
+                "attention_of_one_head",
+                f"{head}\n{mask}{soft.format(m='m' if mask else 's')}\ny = MatMul(p, v)",
+                f"y = Squeeze(Attention({q}, {k}, {v}{given}, scale=scale{precision}), (1,))",
+                conditions,
+                _derive(transposed, bool(precision), 3),
+            )
     for scores, (mask, given) in product(_SCORES, [m for m in _MASKS.items() if m[0]]):
         yield Rule(
             "attention_guarded",

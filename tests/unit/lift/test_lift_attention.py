@@ -53,6 +53,29 @@ def test_heads_split_by_transposes():
     assert_lifted(n.done(n.op("Transpose", y, perm=(0, 2, 1, 3))), {"Attention": 1, "Transpose": 4}, 1e-6)
 
 
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("mask", [None, (S, T), (1, T)])
+@pytest.mark.parametrize("cast", [False, True])
+def test_heads_in_the_batch_are_batches_of_one_head(scores, mask, cast):
+    """As torch.bmm and torch.baddbmm take them."""
+    n = Spell("float16" if cast else "float32")
+    q, k, v = n.x(B, S, D), n.x(B, T, D), n.x(B, T, D)
+    s = SCORES[scores][0](n, q, k)
+    if mask is not None:
+        s = n.add(s, n.const(np.where(np.arange(T) < 3, 0.0, -np.inf) + np.zeros(mask)))
+    assert_lifted(n.done(attend(n, s, v, cast)), {"Unsqueeze": 3, "Attention": 1, "Squeeze": 1}, 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(S, D), (B, S, D)])
+def test_scores_of_two_axes_and_a_mask_for_each_batch_stay(shape):
+    n = Spell()
+    q, k, v = (n.x(*shape[:-2], e, D) for e in (S, T, T))
+    s = n.op("MatMul", q, k, transB=1)
+    if len(shape) == 3:  # an operator with heads would take it for a mask of heads
+        s = n.add(s, n.const(np.zeros((B, S, T))))
+    assert_not_lifted(n.done(attend(n, s, v)), "Attention")
+
+
 def test_transposed_key_that_is_an_input_stays():
     n = Spell()
     q, kt, v = n.x(B, H, S, D), n.x(B, H, D, T), n.x(B, H, T, D)
@@ -122,14 +145,10 @@ def test_where_with_a_causal_constant(low):
         assert_lifted(graph, {"Attention": 1}, 1e-6)
 
 
-@pytest.mark.parametrize(
-    "case", ["axis", "runtime scale", "per head", "negative", "v transposed", "shared head", "rank 3"]
-)
+@pytest.mark.parametrize("case", ["axis", "runtime scale", "per head", "negative", "v transposed", "shared head"])
 def test_refusals(case):
     n = Spell()
     q, k, v = operands(n, case == "shared head")
-    if case == "rank 3":
-        q, k, v = n.x(B, S, D), n.x(B, T, D), n.x(B, T, D)
     scale = {
         "runtime scale": lambda: n.x(),
         "per head": lambda: n.const(np.arange(1.0, 1.0 + H).reshape(H, 1, 1)),
