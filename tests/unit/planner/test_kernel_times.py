@@ -65,7 +65,7 @@ def test_copies_in_front_of_a_kernel_count(tmp_path, two):
 
 @pytest.mark.parametrize(("rows", "fused"), [(16, False), (100_352, False), (64, True)])
 def test_products_need_a_measurement(rows, fused):
-    """A stream of large weights for few rows, much arithmetic for many: a matter of rates; little of all is a launch."""
+    """A stream of large weights for few rows, arithmetic for many: a matter of rates; little of all is a launch."""
     depth, width = (96, 384) if rows != 16 else (4096, 16384)
     nodes = [node("MatMul", ["x", "w"], ["m"]), node("Add", ["m", "b"], ["a"]), node("Gelu", ["a"], ["y"])]
     shapes = {"x": [rows, depth], "w": [depth, width], "b": [width]}
