@@ -66,7 +66,7 @@ def kernels(names: Sequence[str]) -> list[str]:
 
     catalog = load()
     whole = [n for n in names if "/" not in n] if names else sorted(catalog.fusions)
-    fusions = [e.name for e in catalog.entries(whole)]
+    fusions = [e.name for e in catalog.entries(whole)] if whole else []
     single = [catalog[n.partition("/")[0]].kernel(n.partition("/")[2]).key for n in names if "/" in n]
     return list(dict.fromkeys([*(k.key for name in fusions for k in catalog[name].kernels), *single]))
 

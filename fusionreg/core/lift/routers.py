@@ -1,7 +1,6 @@
 """Routers in front of products with experts: scores, TopK and what each choice counts, as fusionreg::Route. Floor 3.
 
-Two values come of a router, so it is no rule; otherwise it is done in the same way. Where the best of a group decide
-which experts there are to choose from, the choice stays as it is: fusions that take it as given serve it.
+Two values come of a router, so it is no rule; otherwise it is done in the same way.
 """
 
 from __future__ import annotations
@@ -63,7 +62,32 @@ def _sigmoid() -> Iterator[_Form]:
         yield _Form(f"{divided}\nweights = Mul(w, factor)", "sigmoid", 1)
 
 
-FORMS = (*_softmax(), *_softmax_after(), *_sigmoid())
+_GROUPS = """
+s = {scores}
+best, _ = TopK(Reshape({ranked}, apart), leaders, axis=2)
+_, chosen = TopK(ReduceSum(best, last, keepdims=0), kept{sorting})
+m = ScatterElements(zeros, chosen, ones, axis=1)
+inside = Cast(Reshape(Expand(Unsqueeze(m, two), spread), together), to="bool")
+_, ids = TopK(Where(Not(inside), lowest, {ranked}), many{sorting})
+v = GatherElements(s, ids, axis=1)
+"""
+
+
+def _sigmoid_of_groups() -> Iterator[_Form]:
+    """The same among the groups whose best experts have the largest sums."""
+    for scores, biased, sorting in product(
+        ("Sigmoid(logits)", 'Sigmoid(Cast(logits, to="float32"))'), (True, False), ("", ", sorted=0")
+    ):
+        head = _GROUPS.format(scores=scores, ranked="r" if biased else "s", sorting=sorting).strip()
+        head = head.replace("best, _", "r = Add(s, bias)\nbest, _") if biased else head
+        divided = f"w = Div(v, Add({_SUM.format('v')}, small))"
+        yield _Form(head.replace("v = Gather", "weights = Gather"), "sigmoid")
+        yield _Form(f"{head}\nweights = Mul(v, factor)", "sigmoid")
+        yield _Form(f"{head}\n{divided.replace('w = ', 'weights = ')}", "sigmoid", 1)
+        yield _Form(f"{head}\n{divided}\nweights = Mul(w, factor)", "sigmoid", 1)
+
+
+FORMS = (*_softmax(), *_softmax_after(), *_sigmoid(), *_sigmoid_of_groups())
 
 
 def _index(ops: Vocabulary) -> PatternIndex:
@@ -103,6 +127,11 @@ def _route(view: View, form: _Form, site: Site, names: Names) -> Replacement | N
     if "fusionreg::RoutedMatMul" not in readers or not _numbers(site, logits[1]):
         return None
     attributes: dict[str, Any] = {"top_k": many[0], "scoring": form.scoring, "renormalise": form.renormalise}
+    if "apart" in site.found.inputs:
+        groups = _groups(site, logits[1])
+        if groups is None:
+            return None
+        attributes |= groups
     if "factor" in site.found.inputs:
         attributes["scale"] = float(site.array("factor").reshape(()))  # type: ignore[union-attr]
     kind = view.graph.values[weights].dtype
@@ -119,6 +148,22 @@ def _route(view: View, form: _Form, site: Site, names: Names) -> Replacement | N
         new.append(Node(names.fresh("route_cast"), "Cast", (made.name,), (result,), FrozenDict(to=kind)))
     renames: FrozenDict[str, str] = FrozenDict({weights: result, ids: chosen.name})
     return Replacement(tuple(n.name for n in site.found.nodes), tuple(new), tuple(values), FrozenDict(), renames)
+
+
+def _groups(site: Site, experts: Any) -> dict[str, int] | None:
+    """Groups of consecutive experts, and how many of them and of their experts count, where constants say so."""
+    import numpy as np
+
+    apart, spread, together = (site.ints(name) for name in ("apart", "spread", "together"))
+    leaders, kept, lowest = site.ints("leaders"), site.ints("kept"), site.array("lowest")
+    zeros, ones = site.array("zeros"), site.array("ones")
+    if not apart or not spread or not together or leaders is None or kept is None or len(apart) != 3:
+        return None
+    if lowest is None or zeros is None or ones is None or site.ints("two") not in ((2,), (-1,)):
+        return None
+    told = apart[1] * apart[2] == experts and spread[-1] == apart[2] and together[-1] == experts
+    told = told and lowest.size == 1 and bool(np.isneginf(lowest).all()) and not zeros.any() and bool((ones == 1).all())
+    return {"groups": apart[1], "kept_groups": kept[0], "leaders": leaders[0]} if told else None
 
 
 def _read_by_experts(view: View, weights: str) -> bool:

@@ -21,7 +21,15 @@ def _route(s: Site) -> tuple[Any, Any]:
     scores = logits
     if scoring != "softmax_after":
         scores = torch.sigmoid(logits) if scoring == "sigmoid" else torch.softmax(logits, dim=-1)
-    ids = torch.topk(scores + s.args[1] if s.given(1) else logits, k, dim=-1).indices
+    groups = s.attributes["groups"]
+    ranked = scores + s.args[1] if s.given(1) else scores if groups > 1 else logits
+    if groups > 1:
+        members = ranked.view(-1, groups, ranked.shape[-1] // groups)
+        sums = members.topk(s.attributes["leaders"], dim=-1).values.sum(dim=-1)
+        best = torch.topk(sums, s.attributes["kept_groups"], dim=-1).indices
+        kept = torch.zeros_like(sums, dtype=torch.bool).scatter(1, best, True)
+        ranked = members.masked_fill(~kept[..., None], float("-inf")).view_as(ranked)
+    ids = torch.topk(ranked, k, dim=-1).indices
     weights = torch.gather(scores, -1, ids)
     if scoring == "softmax_after":
         weights = torch.softmax(weights, dim=-1)

@@ -72,6 +72,21 @@ def sigmoids(logits, bias=None, small=1e-20, factor=2.5):
     return weights / (weights.sum(-1, keepdim=True) + small) * factor, ids
 
 
+def in_groups(logits, bias=None, lowest=float("-inf"), ones=1):
+    """DeepSeek-V3's router: two experts of the better one of two groups."""
+    scores = logits.sigmoid()
+    ranked = scores if bias is None else scores + bias
+    sums = ranked.view(-1, 2, E // 2).topk(2, dim=-1)[0].sum(dim=-1)
+    best = torch.topk(sums, k=1, dim=-1, sorted=False)[1]
+    mask = torch.zeros_like(sums).scatter_(1, best, ones).unsqueeze(-1).expand(-1, 2, E // 2).reshape(-1, E)
+    ids = torch.topk(ranked.masked_fill(~mask.bool(), lowest), k=K, dim=-1, sorted=False)[1]
+    weights = scores.gather(1, ids)
+    return weights / (weights.sum(-1, keepdim=True) + 1e-20) * 2.5, ids
+
+
+GROUPS = {"scoring": "sigmoid", "renormalise": 1, "scale": 2.5, "groups": 2, "kept_groups": 1, "leaders": 2}
+
+
 def after(logits):
     chosen, ids = logits.topk(K)
     return chosen.softmax(-1), ids
@@ -110,8 +125,10 @@ def test_near_misses(parts) -> None:
             lambda s: sigmoids(s, torch.linspace(0.4, -0.4, E), factor=1.0),
             {"scoring": "sigmoid", "renormalise": 1, "scale": 1.0},
         ),
+        (in_groups, GROUPS),
+        (lambda s: in_groups(s, torch.tensor([0.3, -0.2, 0.1, 0.2])), GROUPS),
     ],
-    ids=["twice", "softmax after", "sigmoid", "biased"],
+    ids=["twice", "softmax after", "sigmoid", "biased", "in groups", "in groups, biased"],
 )
 def test_routers(scores, wanted) -> None:
     module, given, graph, run = lifted(scores=scores)
@@ -131,8 +148,10 @@ def test_routers(scores, wanted) -> None:
         lambda s: (s.float().softmax(-1) + 1).topk(K),
         lambda s: sigmoids(s, small=1e-3),
         lambda s: (lambda v, ids: (v.softmax(0), ids))(*s.topk(K)),
+        lambda s: in_groups(s, lowest=0.0),  # which a bias may be below
+        lambda s: in_groups(s, ones=0),
     ],
-    ids=["over tokens", "least", "shifted", "a larger divisor", "after, over tokens"],
+    ids=["over tokens", "least", "shifted", "a larger divisor", "after, over tokens", "0 outside", "no group"],
 )
 def test_other_routers(scores) -> None:
     found = operators(scores=scores)

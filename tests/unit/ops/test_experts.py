@@ -65,6 +65,29 @@ def test_a_bias_chooses_and_does_not_weigh() -> None:
     assert (route(logits, top_k=3, scoring="sigmoid")[1] != ids).any()
 
 
+@pytest.mark.parametrize("leaders", [1, 2])
+def test_experts_of_the_best_groups_alone(leaders) -> None:
+    """As DeepSeek-V3 writes it."""
+    rng = np.random.default_rng(2)
+    logits, bias = rng.standard_normal((40, 12)), rng.standard_normal(12)
+    scores = torch.sigmoid(torch.from_numpy(logits))
+    ranked = scores + torch.from_numpy(bias)
+    sums = ranked.view(-1, 4, 3).topk(leaders, dim=-1)[0].sum(dim=-1)
+    mask = torch.zeros_like(sums).scatter_(1, sums.topk(2, dim=-1)[1], 1)
+    mask = mask.unsqueeze(-1).expand(-1, 4, 3).reshape(-1, 12)
+    indices = ranked.masked_fill(~mask.bool(), float("-inf")).topk(5).indices
+    given = {"top_k": 5, "scoring": "sigmoid", "groups": 4, "kept_groups": 2, "leaders": leaders}
+    weights, ids = route(logits, bias, **given)
+    np.testing.assert_array_equal(ids, indices.numpy())
+    np.testing.assert_allclose(weights, scores.gather(1, indices).numpy(), rtol=1e-12)
+    assert (route(logits, bias, top_k=5, scoring="sigmoid")[1] != ids).any()
+    sums = scores.view(-1, 4, 3).topk(leaders, dim=-1)[0].sum(dim=-1)
+    best = route(logits, **given)[1] // 3  # without a bias
+    assert (np.sort(best, axis=-1)[:, [0, -1]] == np.sort(sums.topk(2, dim=-1)[1].numpy(), axis=-1)).all()
+    with pytest.raises(GraphError, match="7 of the best 2 groups"):
+        infer(ROUTE, [Value("l", "float32", ("M", 12)), None], {**given, "top_k": 7})
+
+
 def test_ties_and_special_logits_have_an_order() -> None:
     np.testing.assert_array_equal(route(np.zeros((1, 5)), top_k=3)[1], [[0, 1, 2]])
     np.testing.assert_array_equal(route(np.array([[-0.0, 0.0, -1.0]]), top_k=2)[1], [[0, 1]])
