@@ -71,3 +71,32 @@ def test_a_layer_trains_with_fused_passes(compiled: Any, reports: Any, kind: Any
     for mine, right in zip([x, *layer.parameters()], [wide, *exact.parameters()], strict=True):
         assert mine.grad.dtype == dtype
         assert (mine.grad.double() - right.grad).norm() <= error * right.grad.norm()
+
+
+class Shared(Layer):
+    """A layer with a shared expert, as DeepSeek has it, or ``gated`` by a sigmoid, as Qwen2-MoE."""
+
+    def __init__(self, gated: bool) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(WIDTH, HIDDEN, bias=False) for _ in range(2))
+        self.out, self.gated = nn.Linear(HIDDEN, WIDTH, bias=False), gated
+        self.share = nn.Linear(WIDTH, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = self.out(nn.functional.silu(self.gate(x)) * self.up(x))
+        return super().forward(x) + (torch.sigmoid(self.share(x)) * shared if self.gated else shared)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_shared_expert_is_two_products_of_which_the_second_adds_the_routed_ones(
+    compiled: Any, reports: Any, gated: bool
+) -> None:
+    torch.manual_seed(0)
+    layer, x = Shared(gated).eval(), torch.randn(9, WIDTH)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(layer)(x), layer(x), rtol=1e-4, atol=1e-5)
+    sites = [s for r in reports if r.stage == "captured" for s in r.fused]
+    (last,) = [s for s in sites if s.fusion.startswith("gemm.matmul.r")]
+    assert "aten.add" in str(last), "the routed experts' result is a residual of the shared one's second product"
+    router = ["gemm.activation"] if gated else []
+    assert sorted(s.fusion for s in sites if s is not last) == [*router, "gemm.gated", "gemm.matmul", "moe.routed_ffn"]
