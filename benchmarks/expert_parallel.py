@@ -43,7 +43,7 @@ class Model:
 
 
 MODELS = (Model("mixtral-8x7b", 4096, 14336, 8, 2), Model("qwen3-30b-a3b", 2048, 768, 128, 8))
-TOKENS = (64, 4096, 16384)
+TOKENS = (16384, 4096, 64)
 SMALL = (Model("small", 32, 16, 4, 2),)
 SMALL_TOKENS = (6,)
 #: (chunks, multiprocessors that kernels spare and transfers have).
