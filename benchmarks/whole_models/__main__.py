@@ -5,9 +5,9 @@
 
 in benchmarks/.
 
-Each model and step runs in a process of its own, several at once while they compile; what is timed waits for its turn,
-so that nothing else of this uses the GPU meanwhile. Loss and gradients are compared with the eager model in float32;
-what a training step keeps for its backward pass is told.
+Each model and step runs in a process of its own, several at once while they compile; while one is timed the others are
+stopped, so that nothing else of this uses the GPU meanwhile. Loss and gradients are compared with the eager model in
+float32; what a training step keeps for its backward pass is told.
 Times are medians of CUDA graph replays where the step can be captured (device time), and of calls from the host.
 """
 
@@ -17,6 +17,7 @@ import argparse
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -66,6 +67,8 @@ def _all(given: Any) -> int:
         for step in ([own] if own else given.steps.split(","))
     ]
     rows, failed = _read(given.out), []
+    for file in given.out.parent.glob(f"{given.out.stem}.turn.*"):
+        file.unlink()
     with ThreadPoolExecutor(given.workers) as pool:
         for done in as_completed([pool.submit(_process, key, given, deadline) for key in keys]):
             found, why = done.result()
@@ -73,8 +76,8 @@ def _all(given: Any) -> int:
             failed += [why] if why else []
             rows |= found
             keep(rows, given.out)
-    for lock in given.out.parent.glob(f"{given.out.stem}.turn.*"):
-        lock.unlink()
+    for file in given.out.parent.glob(f"{given.out.stem}.turn.*"):
+        file.unlink()
     return 1 if failed else 0
 
 
@@ -114,7 +117,7 @@ def _measured(name: str, step: str, given: Any) -> dict[str, Any]:
 
     ways = tuple(WAYS[w] for w in given.ways.split(","))
     plan = Plan(name, step, given.dtype, given.policy, given.mode, given.tiny, given.measure, ways)
-    return measure(plan, None if given.tiny or given.untimed else Turn(0.8 * given.limit))
+    return measure(plan, None if given.tiny or given.untimed else Turn())
 
 
 def _key(row: dict[str, Any]) -> str:
@@ -152,35 +155,40 @@ def _table(rows: Any) -> str:
 
 
 class Turn:
-    """The GPU to oneself: one process is timed at a time, and only once no other compiles or tries out any more.
+    """The GPU to oneself: one process is timed at a time, and the others of a run are stopped meanwhile, whatever they
+    are at."""
 
-    Attributes:
-        patience: seconds to wait for that; whoever waited in vain is timed beside others, and told so by ``alone``.
-    """
-
-    def __init__(self, patience: float) -> None:
+    def __init__(self) -> None:
         base = os.environ.get("WHOLE_MODELS_TURN", "")
-        names = (f"{base}.{n}" if base else os.devnull for n in ("prepare", "time"))
-        self.preparing, self.timing = (open(n, "w") for n in names)  # noqa: SIM115 - locked until the end
-        self.until, self.alone = time.monotonic() + patience, False
-        fcntl.flock(self.preparing, fcntl.LOCK_SH)
+        self.lock = open(f"{base}.lock" if base else os.devnull, "w")  # noqa: SIM115 - held until the end
+        self.others = Path(f"{base}.processes") if base else Path(os.devnull)
+        fcntl.flock(self.lock, fcntl.LOCK_SH)  # who begins waits for whom it could disturb
+        with open(self.others, "a") as known:
+            known.write(f"{os.getpid()}\n")
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
 
     def __enter__(self) -> Turn:
-        fcntl.flock(self.preparing, fcntl.LOCK_UN)
-        fcntl.flock(self.timing, fcntl.LOCK_EX)
-        while not self.alone:
-            try:
-                fcntl.flock(self.preparing, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self.alone = True
-            except BlockingIOError:
-                if time.monotonic() > self.until:
-                    break
-                time.sleep(0.05)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self._all(signal.SIGSTOP)
+        time.sleep(0.3)  # what they have launched ends
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.preparing.close()
-        self.timing.close()
+        self._all(signal.SIGCONT)
+        self.lock.close()
+
+    def _all(self, what: signal.Signals) -> None:
+        for pid in map(int, self.others.read_text().split()):
+            if pid != os.getpid() and _runs_us(pid):
+                os.kill(pid, what)
+
+
+def _runs_us(pid: int) -> bool:
+    """Whether there is such a process still, and it is one of a run."""
+    try:
+        return b"whole_models" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

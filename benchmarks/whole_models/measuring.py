@@ -117,7 +117,6 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
         with turn:
             for name, times in _times(steps).items():
                 row["times"][name] |= times
-        row["alone"] = turn.alone
     return row
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 import fusionreg
 from fusionreg.core.errors import ModelError
-from fusionreg.integrations.torch.compile import maps, segment
+from fusionreg.integrations.torch.compile import inner, maps, segment
+from fusionreg.integrations.torch.compile.options import Options
 
 from .conftest import fused, same
 
@@ -65,6 +66,23 @@ def test_maps_are_moved_where_that_saves_more(
     assert fused(reports) == ["conv.conv_bn_relu"] * 2 and not fused(reports, "inference"), "moving is no part of them"
     assert called(registry) == [last, last]
     assert reports[0].moved == 2 * last and ("moved to channels last: 2 inputs" in str(reports[0])) == last
+
+
+def test_no_site_gives_maps_that_inductor_would_copy(
+    compiled: Any, reports: Any, registry: Any, preferring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs the convolution behind with channels last; the plan of the graph as it came knows that, and so do those
+    of the graphs that autograd makes of it."""
+    preferring(False)
+    monkeypatch.setattr(inner, "inductor", lambda module, *_: module.forward)
+    module, x = nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU(), nn.Conv2d(8, 8, 3)).eval(), torch.randn(SHAPE)
+    with torch.no_grad():
+        same(compiled(module, inner="inductor")(x), module(x))
+        fuser = segment.Fuser(registry, Options(policy="aggressive", device="sim"), "inductor")
+        traced = torch.fx.experimental.proxy_tensor.make_fx(module)(x)
+        assert fuser.rewrite_traced(traced) is traced and fuser.rewrite_traced(traced, moved=True) is not traced
+    for report in (reports[0], fuser.reports[0]):
+        assert not report.fused and segment.MOVED in {s.reason for s in report.lost}
 
 
 def test_training_with_channels_last(compiled: Any, reports: Any, preferring: Any) -> None:

@@ -53,7 +53,7 @@ def compile_graph(
     rewritten = rewrite_graph(gm, fuser.rewrite)
     report = Report.joined(fuser.reports, chosen.policy, time.perf_counter() - start)
     _tell(report, chosen)
-    refit = _refitting(registry, chosen, executor) if chosen.policy != "off" else None
+    refit = _refitting(registry, chosen, executor, report.moved > 0) if chosen.policy != "off" else None
     if chosen.inner == "eager":
         made = inner.eager(rewritten, example_inputs, refit)
     else:
@@ -61,13 +61,13 @@ def compile_graph(
     return graphed(made, example_inputs) if chosen.cuda_graph else made
 
 
-def _refitting(registry: Registry, options: Options, executor: str) -> inner.Refit:
+def _refitting(registry: Registry, options: Options, executor: str, moved: bool) -> inner.Refit:
     """Fuses more in what autograd makes of a graph, and tells of it."""
 
     def refit(module: torch.fx.GraphModule, stage: str) -> torch.fx.GraphModule:
         start = time.perf_counter()
         fuser = Fuser(registry, options, executor)
-        made = fuser.rewrite_traced(module)
+        made = fuser.rewrite_traced(module, moved)
         _tell(Report.joined(fuser.reports, options.policy, time.perf_counter() - start, stage), options)
         return made
 

@@ -1,7 +1,9 @@
 """Maps with channels last: where a program convolves, its inputs may be moved so first, and all is planned so.
 
 Kernels of convolutions, and those of normalisations of maps, read the channels of a pixel in one go. Inductor moves the
-maps of a program by itself; a graph whose convolutions are fused calls has none left that it would move them for.
+maps of a program by itself; a graph whose convolutions are fused calls has none left that it would move them for, and a
+fused call between convolutions that it leaves to Inductor, which gives maps in the order that it gets them, has copies
+around it unless that is channels last.
 """
 
 from __future__ import annotations
@@ -33,6 +35,14 @@ def movable(module: torch.fx.GraphModule, values: Sequence[Any]) -> Mapping[int,
     return {i: _moved(v) for i, v in found.items() if not v.is_contiguous(memory_format=_LAST)}
 
 
+def copied(module: torch.fx.GraphModule, values: Sequence[Any]) -> bool:
+    """Whether a graph that autograd has made convolves maps that do not have channels last, as far as it knows."""
+    targets = {n.target for n in module.graph.nodes}
+    convolves = not targets.isdisjoint({*_CONVOLUTIONS, _ATEN.convolution_backward.default})
+    maps = (v for v in values if isinstance(v, torch.Tensor) and v.dim() == 4)
+    return convolves and not all(v.is_contiguous(memory_format=_LAST) for v in maps)
+
+
 def _grouped(node: torch.fx.Node) -> bool:
     x, w = (n.meta.get("val") for n in node.args[:2])  # type: ignore[union-attr]
     return isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor) and 1 < w.shape[1] < x.shape[1]
@@ -42,6 +52,13 @@ def _moved(value: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         made = value.detach().contiguous(memory_format=_LAST)
     return made.requires_grad_(value.requires_grad)
+
+
+def by_itself(module: torch.fx.GraphModule, moved: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor]:
+    """Those of ``moved`` that anything but convolutions reads: Inductor moves what convolutions read, and has what
+    others make of the rest written with channels last, at no cost."""
+    places = module.graph.find_nodes(op="placeholder")
+    return {i: v for i, v in moved.items() if any(u.target not in _CONVOLUTIONS for u in places[i].users)}
 
 
 def seconds(moved: Mapping[int, torch.Tensor]) -> float:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fusionreg.api import Registry
     from fusionreg.core.planner.plan import Plan
 
+#: Why a site that gives maps is not taken among convolutions that are Inductor's, unless all maps are moved.
+MOVED = "Inductor runs the convolutions around it with channels last, and would copy its maps"
 #: How often a plan is made again at most, because measurements let in other sites than before.
 _TURNS = 3
 
@@ -75,16 +77,18 @@ class Fuser:
             return None
         return self._guarded(lambda: self._best(segment, values, device))
 
-    def rewrite_traced(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    def rewrite_traced(self, module: torch.fx.GraphModule, moved: bool = False) -> torch.fx.GraphModule:
         """A graph that autograd has made, of aten calls, with what could be fused as calls; ``module`` itself, as it
-        was, where nothing could."""
+        was, where nothing could. ``moved``: whether its maps are moved to channels last in it."""
         values = [n.meta.get("val") for n in module.graph.find_nodes(op="placeholder")]
         device = _device(values)
         if device is None or self.options.policy == "off" or (device.type == "cpu" and self.options.device != "sim"):
             return module
         with torch.no_grad():
             measure = bool(self.options.measure)
-            made = self._guarded(lambda: self._woven(self._planned(read(module, "graph"), values, measure)))
+            copied = self.options.inner == "inductor" and not moved and maps.copied(module, values)
+            stay = MOVED if copied else ""
+            made = self._guarded(lambda: self._woven(self._planned(read(module, "graph"), values, measure, stay)))
         return module if made is None else dressed(made, module)
 
     def _guarded(self, rewrite: Callable[[], torch.fx.GraphModule | None]) -> torch.fx.GraphModule | None:
@@ -106,28 +110,34 @@ class Fuser:
     ) -> torch.fx.GraphModule | None:
         """The segment as the plan has it that saves most: of its maps as they lie, or with channels last."""
         module = to_aten(segment, values)
-        moved = maps.movable(module, values)
-        plan = self._planned(self._read(module, device), values, bool(self.options.measure) and not moved)
+        moved, inductor = maps.movable(module, values), self.options.inner == "inductor"
+        measure = bool(self.options.measure)
         if moved:
             given = [moved.get(i, v) for i, v in enumerate(values)]
-            other = self._planned(self._read(to_aten(segment, given), device), given, bool(self.options.measure))
-            price = 0.0 if self.options.inner == "inductor" else maps.seconds(moved)  # Inductor would move them, too
-            if other.saves - price > plan.saves and (made := self._woven(other)) is not None:
-                self.reports[-1] = replace(self.reports[-1], moved=maps.move(made, moved, segment))
-                return made
+            other = self._planned(self._read(to_aten(segment, given), device), given, measure)
+            price = maps.seconds(maps.by_itself(module, moved) if inductor else moved)
+        stay = MOVED if moved and inductor else ""
+        plan = self._planned(self._read(module, device), values, measure and not moved, stay)
+        if moved and other.saves - price > plan.saves and (made := self._woven(other)) is not None:
+            self.reports[-1] = replace(self.reports[-1], moved=maps.move(made, moved, segment))
+            return made
         return self._woven(plan)
 
     def _read(self, module: torch.fx.GraphModule, device: torch.device) -> Traced:
         autocast.spell_out(module, device.type)
         return read(module, "graph")
 
-    def _planned(self, traced: Traced, values: Sequence[Any], measure: bool) -> _Planned:
+    def _planned(self, traced: Traced, values: Sequence[Any], measure: bool, maps_stay: str = "") -> _Planned:
+        """The plan of a traced graph; ``maps_stay``: why no site may give maps, "" where they may."""
         lowered = lower(traced, self.operators, torch.is_grad_enabled(), self.options.policy != "conservative")
         gradients = Gradients(traced, lowered, self.operators, values)
         reach, extents = Reach(traced, lowered), Extents(traced)
 
         def refuses(match: Match) -> str | None:
-            return reach.refusal(match) or extents.refusal(match, self.operators.registry.catalog[match.fusion])
+            entry = self.operators.registry.catalog[match.fusion]
+            if maps_stay and entry.spec.layouts:
+                return maps_stay
+            return reach.refusal(match) or extents.refusal(match, entry)
 
         def planned() -> Plan:
             return self.registry.plan(
