@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fusionreg.core.spec import FusionSpec, KernelSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import hopper
+from . import hopper, stem
 from .fusions import FUSIONS
 
 
@@ -18,4 +18,4 @@ def register_fusions() -> Sequence[FusionSpec]:
 
 @hookimpl
 def register_kernels() -> Sequence[KernelSpec]:
-    return hopper.kernels()
+    return (*hopper.kernels(), *stem.kernels())

@@ -112,6 +112,18 @@ _FIRST_HALVED = _HALVED.model_copy(
     update={"name": "first_layer_halved", "axes": _HALVED.axes | {"C": 3, "G": 3, "H": 21, "W": 19}}
 )
 
+#: Rows of few channels that begin at multiples of 16 bytes, and the pools that first layers have.
+_FIRST_ALIGNED = _FIRST_HALVED.model_copy(
+    update={"name": "first_layer_aligned", "axes": _FIRST_HALVED.axes | {"W": 24, "K": 72}}
+)
+_STEM = Case(
+    name="stem", axes={"N": 2, "C": 3, "G": 3, "H": 43, "W": 40, "K": 24, "R": 7, "S": 7},
+    attributes={"stride_h": 2, "stride_w": 2, "pad_top": 3, "pad_left": 3, "pad_bottom": 3, "pad_right": 3,
+                "pool_h": 3, "pool_w": 3, "pool_stride_h": 2, "pool_stride_w": 2, "pool_top": 1, "pool_left": 1,
+                "pool_bottom": 1, "pool_right": 1, "pool": "MaxPool", "activation": "Relu"},
+    values=_POSITIVE_VALUES, layouts={"x": "channels_last", "w": "channels_last"}, absent=("residual",),
+)  # fmt: skip
+
 
 def _cases(pool: bool, add: bool) -> tuple[Case, ...]:
     """What the derived ones, of one stride and no padding, leave open. Extents are odd, kernels are not square."""
@@ -151,7 +163,7 @@ def _cases(pool: bool, add: bool) -> tuple[Case, ...]:
             attributes={**more}, values={**_POSITIVE_VALUES, "x": "special"}, layouts=last, **plain,
             summary="a product of matrices; NaN stays NaN",
         ),
-        *((_HALVED, _FIRST_HALVED) if pool else ()),
+        *((_HALVED, _FIRST_HALVED, _FIRST_ALIGNED, _STEM) if pool else ()),
     )  # fmt: skip
 
 
