@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from fusionreg.core.spec import FusionSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import gemv, given, grouped, limited, routed, routed_backward, routed_quantized, routing
+from . import gemv, gemv_narrow, given, grouped, limited, routed, routed_backward, routed_quantized, routing
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    modules = (gemv, grouped, routed, routed_backward, routed_quantized, routing, given, limited)
+    modules = (gemv, gemv_narrow, grouped, routed, routed_backward, routed_quantized, routing, given, limited)
     return tuple(fusion for module in modules for fusion in module.FUSIONS)
