@@ -30,7 +30,7 @@ CATALOG = shipped("norm")
 SWISH, DROPPED = "norm.groupnorm_swish", "norm.groupnorm_swish_dropout"
 OPS, NUMPY = default_vocabulary(), numpy_backend()
 LAST = ("last_cluster", "last_stream", "last_tiles", "last_grid")
-SHORT = ("last_tiles", "last_grid")  # 16-bit tensors only
+SHORT = ("ring", "last_tiles", "last_grid")  # 16-bit tensors only
 WIDE = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST[:2]])
 EACH = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST])
 
@@ -134,6 +134,20 @@ def test_channels_do_not_spoil_each_other(call, kernel):
     y = call(SWISH, kernel, x, scale, bias, groups=2).astype(np.float64)
     np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-3)
     assert np.isnan(y[:, [1, 4]]).all() and np.isfinite(np.delete(y, [1, 4, 6, 14], axis=1)).all()
+
+
+@pytest.mark.parametrize("kernel", ["ring", "stream"])
+@pytest.mark.parametrize("at", [0.0, 1024.0])
+def test_chunks_of_one_channel(call, kernel, at):
+    """Sums by the tensor cores, and once more where they would cancel; a channel's infinity and NaN are its own, and a
+    NaN of x spoils its group alone."""
+    r = np.random.default_rng(10)
+    x = (at + r.integers(-2, 3, (3, 8, 1024))).astype(F16)
+    x[2, 5, 3] = np.nan
+    scale, bias = (1 + r.standard_normal((2, 8)) / 4).astype(F16)
+    bias[[1, 4]] = [np.nan, np.inf]
+    y = call(SWISH, kernel, x, scale, bias, groups=4)
+    np.testing.assert_allclose(y, wanted(x, scale, bias, 4), rtol=1e-3, atol=at * 2e-6 + 1e-6)
 
 
 @WIDE
@@ -240,7 +254,9 @@ FAULTS = {
     "own_moments_alone": ("cluster", {"SPREAD": 2}, "told.pairs[round][e]", "told.pairs[round][e % WARPS]"),
     "channels_last_does_not_wait": ("last_cluster", {"SPREAD": 2}, "fr::cluster_sync();", ""),
     "channels_too_early": ("stream", {"TEAMS": 1}, "if (round >= 2) fr::mbarrier_wait", "if (false) fr::mbarrier_wait"),
-    "not_yet_loaded": ("stream", {"TEAMS": 2}, "fr::mbarrier_wait(full + at.slot, at.parity);\n        if", "if"),
+    "not_yet_loaded": ("stream", {"TEAMS": 2}, "fr::mbarrier_wait(full + place.slot, place.parity);", ""),
+    "group_not_yet_loaded": ("ring", {"SPREAD": 2}, "group::barrier_wait(full + round", "(void)(full + round"),
+    "neighbour_not_yet_heard": ("ring", {"SPREAD": 2}, "group::barrier_wait(told_all + b", "(void)(told_all + b"),
     "tiles_of_a_cluster": ("last_tiles", {"SPREAD": 2, "SLICE": 1}, "barrier_wait(&told.bar, round);", ""),
     "tiles_of_a_grid": ("last_grid", {"SLICE": 2}, "__syncthreads();  // the", "// the"),
     "table_of_the_round_before": ("last_stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
@@ -254,7 +270,7 @@ def test_a_missing_barrier_is_found(fault, sim_cache):
     kernel = entry.kernel(f"{SWISH}/{name}")
     trial = Trial(
         fault, FrozenDict({"T": "float16" if name in SHORT else "float32"}),
-        FrozenDict({"N": 2, "C": 16, "S": 640}),
+        FrozenDict({"N": 2, "C": 16, "S": 1024 if name == "ring" else 640}),
         attributes=FrozenDict({"groups": 2, "epsilon": 1e-5}),
         layouts=FrozenDict({"x": "channels_last"} if name in LAST else {}),
     )  # fmt: skip

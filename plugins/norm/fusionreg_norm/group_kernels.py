@@ -48,6 +48,7 @@ def kernels(dropout: bool, swish: bool = True) -> tuple[KernelSpec, ...]:
             "cluster", "SPREAD", "a group in the shared memory of a cluster of blocks, read once", flags,
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"),
         ),
+        _ring(flags),
         _stream(flags),
         _tiles(
             "last_tiles", "SPREAD", "channels last: some groups in the registers of a cluster, read once", flags,
@@ -96,26 +97,29 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
     """Group after group through rings in shared memory, one to a multiprocessor: loads run ahead of statistics."""
     blocks = TEAM.format("multiprocessors", BYTES)
     part, rounds = f"ceildiv(ceildiv({BYTES}, 16), {blocks})", "ceildiv(N * groups, TEAMS)"
+    held = f"align({part}, 32 * TURN if WHOLE == 2 else 1)"
     stage = "(TURN * (THREADS - 64 - LOOKERS))"
     return KernelSpec(
         name="stream",
         template="group_forward_stream.cu.j2",
         regions=("y",),
         summary="teams of blocks, each with rings of stages in its shared memory, loads always under way, read once",
+        pending="not run on a GPU since a warp's vectors are of one channel",
         targets=LARGE,
         requires=(WHOLE, FEW, "C // groups * S < 2147483648 and N * groups < 2147483648", "C // groups <= 320"),
         params={
-            "WHOLE": (1, 0), "TEAMS": (*TEAM_COUNTS["TEAMS"], 64, 128), "TURN": (2,), "LOOKERS": (128,),
+            "WHOLE": (2, 1, 0), "TEAMS": (*TEAM_COUNTS["TEAMS"], 64, 128), "TURN": (2,), "LOOKERS": (128,),
             "THREADS": (640,),
         },
         valid=(
             "WHOLE == 0 or S * bits(T) % 128 == 0",
+            "WHOLE < 2 or bits(T) == 16 and S % (256 * TURN) == 0",
             f"TEAMS <= N * groups and TEAMS * {blocks} <= multiprocessors",
-            f"ceildiv({part}, {stage}) + 1 < 221184 // ({stage} * 16)",
+            f"ceildiv({held}, {stage}) + 1 < 221184 // ({stage} * 16)",
         ),
         constants={
-            **flags, "PACKED": "1 if bits(T) == 16 else 0", "EARLY": "0", "WORKERS": "THREADS - 64 - LOOKERS",
-            "SLOTS": f"221184 // ({stage} * 16)",
+            **flags, "PACKED": "1 if bits(T) == 16 else 0", "EARLY": "0", "SHARED": "2",
+            "WORKERS": "THREADS - 64 - LOOKERS", "SLOTS": f"221184 // ({stage} * 16)",
         },
         grid=f"TEAMS * {blocks}",
         block="THREADS",
@@ -125,6 +129,34 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
         workspace=f"N * groups * {blocks} * 8",
         estimate=f"8e-6 + {rounds} * 4.5e-7 + (2 * {rounds} + 1) * {part} * 16 * multiprocessors / 3.4e12"
         f" * (1.06 if {part} * 16 > 110000 else 1)",
+    )  # fmt: skip
+
+
+def _ring(flags: Mapping[str, str]) -> KernelSpec:
+    """Group after group through places in the memory of clusters: one finished, one looked at, one on its way."""
+    held = f"{BYTES} // SPREAD"
+    clusters = "max(1, min(N * groups, (multiprocessors if SPREAD <= 2 else multiprocessors * 10 // 11) // SPREAD))"
+    rounds = f"ceildiv(N * groups, {clusters})"
+    return KernelSpec(
+        name="ring",
+        template="group_forward_ring.cu.j2",
+        summary="clusters of blocks, each with several groups in its shared memory, loads always under way, read once",
+        pending="not run on a GPU yet",
+        targets=LARGE,
+        programmatic=True,
+        requires=(WHOLE, FEW, "bits(T) == 16", "C // groups * S < 2147483648 and N * groups < 2147483648", "C <= 2048"),
+        params={"SPREAD": (2, 1, 4), "SLOTS": (3, 2, 4), "TURN": (4, 2), "THREADS": (512, 1024)},
+        valid=(
+            f"S % (256 * TURN) == 0 and {BYTES} % (SPREAD * 512 * TURN) == 0 and {BYTES} <= SPREAD * 1000000",
+            f"SLOTS * ({held}) + C * 8 + 6144 <= 232448 and SLOTS <= max(2, {rounds})",
+        ),
+        constants={**flags, "PACKED": "1", "BLOCKS": "SPREAD", "SHARED": "0"},
+        grid=f"{clusters} * SPREAD",
+        block="THREADS",
+        cluster="SPREAD",
+        min_blocks=1,
+        shared_memory=f"SLOTS * ({held}) + C * 8",
+        estimate=f"7e-6 + SPREAD * 2e-7 + {rounds} * ({held}) * 2 * multiprocessors / 3.9e12 - SLOTS * 1e-8",
     )  # fmt: skip
 
 
