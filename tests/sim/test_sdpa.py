@@ -24,7 +24,9 @@ from fusionreg.core.proof.report import Status
 CATALOG = shipped("attention")
 FUSIONS = ("attention.sdpa", "attention.sdpa_masked")
 KERNELS = [(f, k.name) for f in FUSIONS for k in CATALOG[f].kernels if k.library is None]
-KERNELS += [("attention.sdpa_lengths", k) for k in ("wgmma", "decode")]  # what they have for it, others have anyway
+#: Of sequences: what these kernels have for it, others have anyway.
+KERNELS += [("attention.sdpa_lengths", k) for k in ("wgmma", "decode")]
+KERNELS += [("attention.sdpa_varlen", "tensor_core"), ("attention.sdpa_paged", "decode")]
 
 
 @pytest.mark.parametrize(("fusion", "kernel"), KERNELS)

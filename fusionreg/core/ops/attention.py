@@ -151,6 +151,45 @@ def attention(
     return y, kept_k, kept_v, (raw, capped, scores, chance)[qk_matmul_output_mode], _log_sum_exp(xp, scores, bias)
 
 
+def _varlen_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
+    q, v = operand(inputs, 0), operand(inputs, 2)
+    known = q.shape is not None and v.shape is not None and len(q.shape) == len(v.shape) == 3
+    return [(q.dtype, (*q.shape[:2], v.shape[2]) if known else None)]  # type: ignore[index]
+
+
+@operator(
+    "fusionreg::VarlenAttention",
+    "q k v cu_q cu_k",
+    infer=_varlen_type,
+    attributes={n: a for n, a in _ATTENTION.items() if n in _POSITIONS},
+)
+def varlen_attention(xp: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, **attributes: Any) -> Any:
+    """Attention of each sequence by itself, the tokens of all one behind the other (FlashAttention's ``cu_seqlens``).
+
+    q[Q H D], k[K G D], v[K G E]; sequence i from ``cu[i]`` to ``cu[i + 1]``, empty where it would end before it begins.
+    Its last query is at its last key; a query without keys, or of no sequence, gives 0.
+    """
+
+    def heads(x: Any) -> Any:
+        return xp.ns.permute_dims(x, (1, 0, 2))[None]
+
+    queries, keys = ([min(max(int(n), 0), x.shape[0]) for n in cu] for cu, x in ((cu_q, q), (cu_k, k)))
+    zeros = xp.full((q.shape[0], q.shape[1], v.shape[2]), 0.0, q)
+    others = {n: a for n, a in _ATTENTION.items() if n not in _POSITIONS}
+    parts, at = [], 0
+    for i in range(len(queries) - 1):
+        begin, end = max(queries[: i + 1]), queries[i + 1]
+        if end <= begin:
+            continue
+        some = slice(keys[i], max(keys[i], keys[i + 1]))
+        one = [heads(x) for x in (q[begin:end], k[some], v[some])]
+        lengths = xp.full((1,), some.stop - some.start, xp.arange(1))
+        y = attention.meaning(xp, *one, None, None, None, lengths, **attributes, **others)[0]
+        parts += [zeros[at:begin], xp.ns.permute_dims(y[0], (1, 0, 2))]
+        at = end
+    return xp.ns.concat([*parts, zeros[at:]], axis=0)
+
+
 def _repeated(xp: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
     """k and v with a head for each of q."""
     group = q.shape[1] // k.shape[1]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -114,10 +114,15 @@ def _live(program: Program) -> tuple[set[str], list[Call]]:
     kept: list[Call] = []
     for call in reversed(program.calls):
         if call.target not in SILENT and any(o in needed for o in call.outputs if o):
-            kept.append(call)
+            kept.append(asked(call, needed))
             needed.update(call.refs())
     kept.reverse()
     return needed, kept
+
+
+def asked(call: Call, needed: Collection[str]) -> Call:
+    """The call without names for further results that nobody reads: there need not be a form for them."""
+    return replace(call, outputs=tuple(o if i == 0 or o in needed else "" for i, o in enumerate(call.outputs)))
 
 
 def _input(

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from .structure import Structure
 
-#: The operator names that a program may hold: overloads of two namespaces, and arithmetic on symbolic numbers.
-OVERLOAD = re.compile(r"^(aten|prims)\.[A-Za-z_]\w*\.[A-Za-z_]\w*$")
+#: The operator names that a program may hold: overloads of torch's namespaces (torch_attn: attention of sequences of
+#: several lengths), and arithmetic on symbolic numbers.
+OVERLOAD = re.compile(r"^(aten|prims|torch_attn)\.[A-Za-z_]\w*\.[A-Za-z_]\w*$")
 #: Names that arguments of symbolic arithmetic go by, which has no schema.
 POSITIONS = ("a", "b", "c")
 

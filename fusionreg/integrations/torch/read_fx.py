@@ -14,7 +14,19 @@ from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Dim
 
 from . import schemas, source
-from .program import POSITIONS, Call, InputSpec, Meta, NumberMeta, OutputSpec, Program, Ref, TensorMeta, check_target
+from .program import (
+    OVERLOAD,
+    POSITIONS,
+    Call,
+    InputSpec,
+    Meta,
+    NumberMeta,
+    OutputSpec,
+    Program,
+    Ref,
+    TensorMeta,
+    check_target,
+)
 from .structure import Structure
 
 _KINDS = {
@@ -165,7 +177,7 @@ class GraphReader:
             region = args[at]
             return tuple(self.graph(region.graph, region, args[at + 1 :]))
         target = self._target(node, where)
-        if target.startswith(("aten.", "prims.")):
+        if OVERLOAD.match(target):
             bound = schemas.bind(target, args, kwargs)
         else:
             bound = dict(zip(POSITIONS, (*args, *kwargs.values()), strict=False))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -58,7 +60,10 @@ def torch_dtype(name: str) -> torch.dtype:
 def overload(target: str) -> torch._ops.OpOverload:
     """The overload named ``aten.add.Tensor``; :class:`ModelError` where this torch lacks it."""
     namespace, name, variant = target.split(".")
-    if namespace in ("aten", "prims"):
+    if namespace == "torch_attn":  # is there once its module is
+        with suppress(ImportError):
+            import_module("torch.nn.attention.varlen")
+    if namespace in ("aten", "prims", "torch_attn"):
         packet = getattr(getattr(torch.ops, namespace), name, None)
         found = getattr(packet, variant, None)
         if isinstance(found, torch._ops.OpOverload):

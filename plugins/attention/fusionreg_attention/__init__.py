@@ -1,9 +1,9 @@
 """The family ``attention``: softmax over masked scores, and attention without scores in memory.
 
 ``softmax`` has fusions of scores that are in memory: scale, mask, causal, softmax, and their gradients, and
-``cross_entropy`` of softmax and a loss; ``sdpa`` has
-attention as one operator, for which ``decode`` has kernels for few queries; ``rope`` rotates q and k by position and
-puts new keys into a cache.
+``cross_entropy`` of softmax and a loss; ``sdpa`` has attention as one operator, for which ``decode`` has kernels for
+few queries, and ``sdpa_sequences`` that of sequences one behind the other, or with keys in pages; ``rope`` rotates q
+and k by position and puts new keys into a cache.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from . import (
     cudnn_kernels,
     decode,
     log_softmax,
+    pages_ops,
     qkv,
     rope,
     rope_alone,
     rope_ops,
     sdpa,
+    sdpa_sequences,
     softmax,
 )
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    families = (softmax, log_softmax, cross_entropy, sdpa, rope, rope_alone, qkv)
+    families = (softmax, log_softmax, cross_entropy, sdpa, sdpa_sequences, rope, rope_alone, qkv)
     return tuple(fusion for family in families for fusion in family.FUSIONS)
 
 
@@ -42,7 +44,7 @@ def register_kernels() -> Sequence[KernelSpec]:
 
 @hookimpl
 def register_ops() -> Sequence[OpSpec]:
-    return rope_ops.OPS
+    return (*rope_ops.OPS, *pages_ops.OPS)
 
 
 @hookimpl

@@ -20,7 +20,7 @@ from .sdpa_kernels import kernels
 from .sdpa_workloads import BIAS_WORKLOADS, GRADIENT_WORKLOADS, LENGTHS_WORKLOADS, MASKED_WORKLOADS, WORKLOADS
 
 #: As the operator names them.
-_ATTRIBUTES = {
+ATTRIBUTES = {
     "scale": AttributeSpec(type="float", default=1.0, summary="of the scores, where scaling is given"),
     "is_causal": AttributeSpec(type="int", default=0, choices=(0, 1), summary="1: query i sees keys 0 to i"),
     "softcap": AttributeSpec(type="float", default=0.0, summary="c in c tanh(score / c), 0 for none"),
@@ -29,9 +29,9 @@ _ATTRIBUTES = {
 }
 
 #: Scores of random numbers are about 1: in fp16 small weights are 0, and an infinity times them NaN.
-_MILD = {"scale": _ATTRIBUTES["scale"].model_copy(update={"default": 0.125})}
+_MILD = {"scale": ATTRIBUTES["scale"].model_copy(update={"default": 0.125})}
 
-_CONSTRAINTS = (
+CONSTRAINTS = (
     "G > 0 and H > 0",
     "H % G == 0",
     "D > 0",
@@ -157,12 +157,15 @@ _SMALL = Tolerance(
     dtype="bfloat16", ulp=0.0, absolute=2.0**-126, reason="cuDNN's results are 0 where bfloat16 has subnormal numbers"
 )
 
+LENGTHS_TOLERANCES = (_SCORES, _SMALL)
+
+
 def _gradients(mask: str) -> tuple[Tolerance, ...]:
     reason = "dy v^T less the sum of dy y may cancel; weights have the absolute error of scores as relative one"
     if mask:
         reason += ", which round once more where a mask is added"
     wide = 4.0 if mask else 2.0
-    return tuple(Tolerance(dtype=t, ulp=2.0, inputs=wide if t == "float32" else 2.0, reason=reason) for t in _FLOATS)
+    return tuple(Tolerance(dtype=t, ulp=2.0, inputs=wide if t == "float32" else 2.0, reason=reason) for t in FLOATS)
 
 
 #: A mask that has a gradient: what is added to scores, along each axis one number or as many as there are.
@@ -179,10 +182,10 @@ _MASKS: Mapping[str, Mapping[str, str]] = FrozenDict(
 _OPERANDS: Mapping[str, str] = FrozenDict(
     {"": "q, k, v", "mask": "q, k, v, mask", "bias": "q, k, v, mask", "lengths": "q, k, v, None, None, None, lengths"}
 )
-_FLOATS = ("float16", "bfloat16", "float32")
+FLOATS = ("float16", "bfloat16", "float32")
 #: Those of masks and lengths.
 _DTYPES: Mapping[str, Mapping[str, tuple[str, ...]]] = FrozenDict(
-    {"mask": {"P": ("bool", *_FLOATS)}, "lengths": {"I": ("int64", "int32")}}
+    {"mask": {"P": ("bool", *FLOATS)}, "lengths": {"I": ("int64", "int32")}}
 )
 _BIAS_AXES = (("MB", "B", "batches"), ("MH", "H", "heads"), ("MQ", "Q", "queries"))
 _MASK_CONSTRAINTS: Mapping[str, tuple[str, ...]] = FrozenDict(
@@ -191,7 +194,7 @@ _MASK_CONSTRAINTS: Mapping[str, tuple[str, ...]] = FrozenDict(
 
 
 def _pattern(results: str, operator: str, operands: str) -> str:
-    attributes = ", ".join(f"{name}={name}" for name in _ATTRIBUTES if name != "scale")
+    attributes = ", ".join(f"{name}={name}" for name in ATTRIBUTES if name != "scale")
     return f'{results} = any_of("scaling", usual={operator}(), given={operator}(scale=scale))({operands}, {attributes})'
 
 
@@ -206,7 +209,7 @@ def _fusion(
         name=f"attention.{words}",
         summary=summary,
         pattern=pattern,
-        dtypes={"T": _FLOATS, **_DTYPES.get(mask, {})},
+        dtypes={"T": FLOATS, **_DTYPES.get(mask, {})},
         axes={
             "B": "batch",
             "H": "heads of q",
@@ -218,8 +221,8 @@ def _fusion(
             **own,
         },
         extents={**extents, **{axis: extents[other] for axis, other, _ in _BIAS_AXES if own}},
-        attributes={**_ATTRIBUTES, **attributes},
-        constraints=(*_CONSTRAINTS, *_MASK_CONSTRAINTS.get(mask, ())),
+        attributes={**ATTRIBUTES, **attributes},
+        constraints=(*CONSTRAINTS, *_MASK_CONSTRAINTS.get(mask, ())),
         tags=("S12", "attention", *(("training",) if "lse" in pattern[0] else ())),
         **fields,
     )

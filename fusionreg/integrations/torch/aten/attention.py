@@ -109,6 +109,31 @@ def backend_attention(mask: str) -> Any:
     return emit
 
 
+def varlen_attention(
+    e: Emitter,
+    query: V,
+    key: V,
+    value: V,
+    cu_seq_q: V,
+    cu_seq_k: V | None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window_size: Any = None,
+    seqused_k: V | None = None,
+    block_table: V | None = None,
+    **_: Any,
+) -> Any:
+    """``torch.nn.attention.varlen``: sequences one behind the other; the first result alone has a meaning here."""
+    if cu_seq_k is None or seqused_k is not None or block_table is not None:
+        raise e.refuse("varlen_attn with keys of a cache", "keys of all sequences one behind the other")
+    left, right = window_size or (-1, -1)
+    y = e.op(
+        "fusionreg::VarlenAttention", query, key, value, cu_seq_q, cu_seq_k, is_causal=int(is_causal), scale=scale,
+        left_window_size=left, right_window_size=-1 if is_causal else right,
+    )  # fmt: skip
+    return (y, *[None] * (len(e.metas) - 1))
+
+
 def safe_softmax(e: Emitter, self: V, dim: int, dtype: Any = None, **_: Any) -> V:
     """Softmax that gives zeros where every element is -inf."""
     x = e.cast(self, e.out.dtype)
@@ -122,6 +147,7 @@ TABLE: FrozenDict[str, Any] = FrozenDict(
     {
         "aten.scaled_dot_product_attention.default": attention,
         "aten._safe_softmax.default": safe_softmax,
+        "torch_attn._varlen_attn.default": varlen_attention,
         "aten._scaled_dot_product_flash_attention_for_cpu.default": backend_attention("attn_mask"),
         "aten._scaled_dot_product_flash_attention.default": backend_attention(""),
         "aten._scaled_dot_product_efficient_attention.default": backend_attention("attn_bias"),

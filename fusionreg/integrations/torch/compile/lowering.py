@@ -19,7 +19,7 @@ from fusionreg.core.lift import lift
 from fusionreg.core.lift.widening import widen
 
 from ..aten import SILENT
-from ..convert import emit_call
+from ..convert import asked, emit_call
 from ..emitter import Emitter, N, V
 from ..operators import Operators
 from ..operators.schema import NAMESPACE
@@ -76,9 +76,11 @@ class _Lowering:
         e = self.e
         for spec in self.program.inputs:
             e.env[spec.name] = self._input(spec.name) if spec.kind == "user" else spec.value
+        read = {name for call in self.program.calls for name in call.refs()}
+        read.update(name for o in self.program.outputs for name in refs(o.value))
         for call in self.program.calls:
             if call.target not in SILENT:
-                self._call(call)
+                self._call(asked(call, read))
         results = [e.env[name] for o in self.program.outputs for name in refs(o.value)]
         kept = list(dict.fromkeys(v for v in results if isinstance(v, V)))
         raw = e.build(kept)

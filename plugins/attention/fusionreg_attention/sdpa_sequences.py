@@ -1,0 +1,193 @@
+"""Attention of sequences that do not lie in one tensor with an axis for each: one behind the other (FlashAttention's
+``varlen``, ``cu_seqlens``), or with keys in pages that a table names (vLLM's paged attention).
+
+Their last query is at their last key, from where causal queries and windows count.
+"""
+
+from __future__ import annotations
+
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Workload
+
+from .sdpa import ATTRIBUTES, CONSTRAINTS, FLOATS, LENGTHS_TOLERANCES
+
+_PENDING = "not run on a GPU yet"
+_NAMES = ", ".join(f"{name}={name}" for name in ATTRIBUTES if name != "scale")
+_AXES = {
+    "H": "heads of q", "G": "heads of k and v, each for H / G of q", "D": "width of a head of q and k",
+    "E": "width of a head of v",
+}  # fmt: skip
+
+
+def _attend(operator: str, operands: str) -> str:
+    return f'y = any_of("scaling", usual={operator}(), given={operator}(scale=scale))({operands}, {_NAMES})'
+
+
+def _plain(rows: str, constants: dict[str, str], keys: str) -> KernelSpec:
+    return KernelSpec(
+        name="plain",
+        template="sdpa_plain.cu.j2",
+        summary="a warp for each query, fp32 FMA: any dtype, width and stride",
+        strides=("q", "k", "v", "y"),
+        constants={"MASK_FORM": "-1", **constants},
+        requires=(f"{keys} < 1000000000",),
+        grid=f"ceildiv({rows}, 4)",
+        block="128",
+        estimate=f"5e-6 + {rows} * {keys} * (2 * D + E) / 2e12",
+        pending=_PENDING,
+    )
+
+
+def _tensor_core(tiles: str, constants: dict[str, str], keys: str, pairs: str, axes: int) -> KernelSpec:
+    """``axes``: of q and y, the last of which is a head's width."""
+    strided = {"q": axes, "k": len("QHD") if axes == 3 else 4, "v": len("QHD") if axes == 3 else 4, "y": axes}
+    return KernelSpec(
+        name="tensor_core",
+        template="sdpa_tensor_core.cu.j2",
+        summary="mma.sync m16n8k16 fed by cp.async, a block for each tile of queries",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "D % 16 == 0 and D <= 256 and E % 16 == 0 and E <= 256 and E > 0",
+            *(f"aligned({n}, 16) and stride({n}, {a - 1}) == 1" for n, a in strided.items()),
+            *(f"stride({n}, {i}) % 8 == 0" for n, a in strided.items() for i in range(a - 1)),
+            f"Q < 1000000000 and {keys} < 1000000000",
+        ),
+        strides=("q", "k", "v", "y"),
+        specialize=("D", "E"),
+        params={"WARPS": (4, 8), "BK": (64, 32), "CAPPED": (0, 1)},  # CAPPED: whether there is a softcap
+        valid=(
+            "(CAPPED == 1) == (softcap > 0)", "BK == (64 if D + E <= 256 else 32)", "WARPS == 4 or D + E <= 256",
+        ),
+        constants={"MASK_FORM": "-1", **constants},
+        grid=tiles,
+        block="32 * WARPS",
+        shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
+        estimate=f"6e-6 + {pairs} * (0.5 if is_causal else 1.0) * 2 * (D + E) / 2.1e14"
+        " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)",
+        pending=_PENDING,
+    )  # fmt: skip
+
+
+_PACKED_CASES = (
+    Case(name="several", axes={"C": 6, "Q": 20, "K": 24}, values={"cu_q": "rising", "cu_k": "rising"},
+         summary="some are empty; tokens before the first and behind the last"),
+    Case(name="causal", axes={"C": 9, "Q": 30, "K": 40}, attributes={"is_causal": 1},
+         values={"cu_q": "rising", "cu_k": "rising"}),
+    Case(name="window", axes={"C": 40, "Q": 150, "K": 140}, attributes={"left_window_size": 3, "right_window_size": 1},
+         values={"cu_q": "rising", "cu_k": "rising"}, summary="more sequences than a warp has lanes"),
+    Case(name="one", axes={"C": 2, "Q": 200, "K": 200}, attributes={"is_causal": 1},
+         values={"cu_q": "bytes", "cu_k": "bytes"}, summary="numbers below 0 are 0"),
+    Case(name="no_sequence", axes={"C": 1}, values={"cu_q": "7", "cu_k": "0"}),
+    Case(name="capped", axes={"C": 5}, attributes={"softcap": 3.0}, values={"cu_q": "rising", "cu_k": "rising"}),
+    *(
+        Case(name=f"width_{d}", axes={"C": 7, "D": d, "E": d}, values={"cu_q": "rising", "cu_k": "rising"})
+        for d in (32, 128, 256)
+    ),
+    Case(name="width_odd", axes={"C": 4, "D": 35, "E": 21}, values={"cu_q": "rising", "cu_k": "rising"}),
+)  # fmt: skip
+
+_VARLEN = FusionSpec(
+    api=1,
+    name="attention.sdpa_varlen",
+    summary="attention of sequences that lie one behind the other, as FlashAttention's varlen has it",
+    pattern=_attend("fusionreg.VarlenAttention", "q, k, v, cu_q, cu_k"),
+    inputs={"q": "T[Q H D]", "k": "T[K G D]", "v": "T[K G E]", "cu_q": "I[C]", "cu_k": "I[C]"},
+    outputs={"y": "T[Q H E]"},
+    layouts={"y": "q"},
+    dtypes={"T": FLOATS, "I": ("int32", "int64")},
+    axes={"Q": "queries of all sequences", "K": "keys of all", "C": "sequences, and one", **_AXES},
+    extents={"Q": 24, "K": 40, "C": 3, "H": 2, "G": 1, "D": 64, "E": 64},
+    attributes=ATTRIBUTES,
+    constraints=CONSTRAINTS,
+    autocast="lower",
+    cases=_PACKED_CASES,
+    tolerances=LENGTHS_TOLERANCES,
+    workloads=tuple(
+        Workload(
+            name=f"{n}x{h}.{g}x{t // n}x{d}",
+            row="S12 more",
+            axes={"Q": t, "K": t, "C": n + 1, "H": h, "G": g, "D": d, "E": d},
+            dtypes={"T": "bfloat16", "I": "int32"},
+            values={"cu_q": f"rising {t}", "cu_k": f"rising {t}"},
+            attributes={"is_causal": 1, "scaling": "usual"},
+            summary="documents of one length each",
+        )
+        for n, h, g, t, d in ((8, 32, 8, 16384, 128),)
+    ),
+    kernels=(
+        _tensor_core("H * (ceildiv(Q, 16 * WARPS) + C + 1)", {"VARLEN": "1"}, "K", "H * Q * K / max(1, C - 1)", 3),
+        _plain("Q * H", {"VARLEN": "1"}, "K"),
+    ),
+    tags=("S12", "attention"),
+)  # fmt: skip
+
+
+def _pages(name: str, width: str) -> str:
+    gathered = f"{name}p = Gather({name}, table, axis=0)\n"
+    return f"{gathered}{name}s = Transpose(Reshape({name}p, (0, -1, heads, {width})), perm=(0, 2, 1, 3))\n"
+
+
+_PAGED_CASES = (
+    Case(name="anywhere", axes={"B": 6, "M": 4, "N": 9}, values={"lengths": "bytes", "table": "integers"},
+         summary="pages that count from the last one, and that several sequences have"),
+    Case(name="causal", axes={"B": 5, "Q": 20, "M": 4}, values={"lengths": "bytes", "table": "integers"},
+         attributes={"is_causal": 1}),
+    Case(name="window", axes={"Q": 5, "M": 4}, values={"lengths": "40", "table": "integers"},
+         attributes={"left_window_size": 20}),
+    Case(name="small_pages", axes={"W": 3, "M": 11}, values={"lengths": "29", "table": "integers"}),
+    Case(name="decoding", axes={"B": 4, "H": 8, "Q": 1, "M": 20, "N": 7},
+         values={"lengths": "bytes", "table": "integers"}),
+    Case(name="width_128", axes={"D": 128, "E": 128, "M": 4},
+         values={"lengths": "50", "table": "integers"}),
+    Case(name="none", values={"lengths": "0"}),
+)  # fmt: skip
+
+_PAGED = FusionSpec(
+    api=1,
+    name="attention.sdpa_paged",
+    summary="attention whose keys lie in pages that a table names for each sequence",
+    pattern=tuple(
+        pages + _attend("Attention", "q, ks, vs, None, None, None, lengths")
+        for pages in (
+            "ks = attention.Pages(k, table)\nvs = attention.Pages(v, table)\n",
+            _pages("k", "width") + _pages("v", "width_of_v"),
+        )
+    ),
+    inputs={"q": "T[B H Q D]", "k": "T[N W G D]", "v": "T[N W G E]", "table": "J[B M]", "lengths": "I[B]"},
+    outputs={"y": "T[B H Q E]"},
+    layouts={"y": "q"},
+    dtypes={"T": FLOATS, "J": ("int64", "int32"), "I": ("int64", "int32")},
+    axes={
+        "B": "sequences", "Q": "queries", "N": "pages", "W": "keys of a page", "M": "pages of a sequence", **_AXES,
+    },
+    extents={"B": 2, "H": 2, "G": 1, "Q": 3, "N": 5, "W": 16, "M": 3, "D": 64, "E": 64},
+    attributes={
+        **ATTRIBUTES,
+        "heads": AttributeSpec(type="int", default=0, summary="G where Reshape has it, else 0"),
+        "width": AttributeSpec(type="int", default=0, summary="D, the same"),
+        "width_of_v": AttributeSpec(type="int", default=0, summary="E, the same"),
+    },
+    constraints=(*CONSTRAINTS, "heads in (0, G) and width in (0, D) and width_of_v in (0, E)", "N > 0 and W > 0"),
+    autocast="lower",
+    cases=_PAGED_CASES,
+    tolerances=LENGTHS_TOLERANCES,
+    workloads=(
+        Workload(
+            name="decode-16x32.8x8192x128",
+            row="S12 more",
+            axes={"B": 16, "H": 32, "G": 8, "Q": 1, "N": 8192, "W": 16, "M": 512, "D": 128, "E": 128},
+            dtypes={"T": "bfloat16", "I": "int64", "J": "int32"},
+            values={"table": "distinct N", "lengths": "below M * W"},
+            attributes={"scaling": "usual"},
+            summary="a layer of a decoder whose cache is paged; lengths anywhere",
+        ),
+    ),
+    kernels=(
+        _tensor_core(
+            "B * H * ceildiv(Q, 16 * WARPS)", {"LENGTHS": "1", "PAGED": "1"}, "M * W", "B * H * Q * M * W", 4
+        ),
+        _plain("B * H * Q", {"LENGTHS": "1", "PAGED": "1"}, "M * W"),
+    ),
+    tags=("S12", "S23", "attention"),
+)  # fmt: skip
+
+FUSIONS: tuple[FusionSpec, ...] = (_VARLEN, _PAGED)
