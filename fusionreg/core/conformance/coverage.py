@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import combinations, product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -54,28 +55,34 @@ def _row(levels: Sequence[Any], declared: Sequence[Factor], axes: FrozenDict[str
     )
 
 
+@lru_cache(maxsize=1)
+def _known(entry: FusionEntry) -> dict[tuple[Any, ...], Problem | None]:
+    """Problems of the fusion's trials: its kernels are tried on the same ones, one kernel after the other."""
+    return {}
+
+
 def problem_of(
     entry: FusionEntry, trial: Trial, target: str, multiprocessors: int | None = None
 ) -> Problem | None:
     """The trial's problem on contiguous tensors, or such as are channels last; None where the fusion's own contract
-    excludes it.
+    excludes it. It is the same whatever the values and the kernel's parameters.
 
     ``multiprocessors``: as for ``problem.bind``.
     """
-    keywords = {**trial.keywords, **open_dtypes(entry, trial)}
-    try:
-        return bind(entry, tensors_of(entry, trial), keywords, target, multiprocessors)
-    except FusionregError:
-        return None
-
-
-def _problem(entry: FusionEntry, trial: Trial, target: str, known: dict[Trial, Problem | None]) -> Problem | None:
-    """As :func:`problem_of`, bound once for all targets where no constraint of the fusion asks for their features."""
-    if any(c.features for c in entry.constraints):
-        return problem_of(entry, trial, target)
-    if trial not in known:
-        known[trial] = problem_of(entry, trial, target)
-    found = known[trial]
+    told = multiprocessors is not None or any(c.features for c in entry.constraints)
+    apart = target if told else ""  # what a target has counts for nothing else
+    key = (
+        trial.dtypes, trial.axes, trial.leading, trial.attributes, trial.choices, trial.absent, trial.forms,
+        trial.layouts, apart, multiprocessors,
+    )  # fmt: skip
+    known = _known(entry)
+    if key not in known:
+        try:
+            keywords = {**trial.keywords, **open_dtypes(entry, trial)}
+            known[key] = bind(entry, tensors_of(entry, trial), keywords, target, multiprocessors)
+        except FusionregError:
+            known[key] = None
+    found = known[key]
     return found if found is None or found.target == target else found.with_target(target)
 
 
@@ -110,7 +117,6 @@ def rows(
     target: str,
     limit: int | None,
     attributes: Mapping[str, Any] = EMPTY,
-    known: dict[Trial, Problem | None] | None = None,
 ) -> tuple[list[Trial], list[Trial], list[Trial]]:
     """Combinations on contiguous tensors of extents ``axes``, or on tensors that are channels last where the kernel
     accepts no others: (plain, further, refused).
@@ -119,24 +125,24 @@ def rows(
     saturates and hides an error. further: more of them, until every pair of levels is covered or ``limit`` is reached;
     kernels start at different places, so that a family covers what one kernel's few rows do not. refused: one per
     dtype combination that the fusion has and the kernel does not accept. ``attributes``: those that all rows have.
-    ``known``: problems of trials, of whatever target, to take from and to add to.
     """
-    known = {} if known is None else known
     declared = factors(entry)
+    fixed = {n: v for n, v in attributes.items() if n in entry.spec.attributes}
     accepted: list[tuple[tuple[Any, ...], Trial]] = []
     refused: dict[tuple[Any, ...], Trial] = {}
     for levels in _levels(declared, kernel.key):
         row = _row(levels, declared, axes)
-        row = row.with_("", attributes={n: v for n, v in attributes.items() if n in entry.spec.attributes})
+        if fixed:
+            row = row.with_("", attributes=fixed)
         if _repeated(entry, row) or not _admitted(entry, row):
             continue
-        problem = _problem(entry, row, target, known)
+        problem = problem_of(entry, row, target)
         if problem is None:
             continue
         found = row if fits(kernel, problem) else None
         if found is None and kernel.spec.strides:
             last = _channels_last(entry, row)
-            problem = _problem(entry, last, target, known) if last.layouts else None
+            problem = problem_of(entry, last, target) if last.layouts else None
             found = last if problem is not None and fits(kernel, problem) else None
         if found is not None:
             accepted.append((levels, found))

@@ -81,8 +81,7 @@ def digest(entry: FusionEntry, kernel: KernelEntry) -> str:
         parts.append([m.model_dump(mode="json") for m in spec.tensor_maps])
     names = [t for t in SHIPPED if any(accepts(d, target(t)) for d in spec.targets)]
     base = cases.base_axes(entry)
-    known: dict[Any, Any] = {}
-    rows = {name: coverage.rows(entry, kernel, base, name, None, known=known)[:2] for name in names}
+    rows = {name: coverage.rows(entry, kernel, base, name, None)[:2] for name in names}
     if not any(plain for plain, _ in rows.values()):  # then it is tried on extents of a declared case
         rows = {name: cases.covered(entry, kernel, name)[1:3] for name in names}
     units: dict[Any, tuple[KernelSource, str]] = {}  # by variant but for the target: nothing else of a unit tells it

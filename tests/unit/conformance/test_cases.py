@@ -17,6 +17,7 @@ from fusionreg.core.errors import SpecError, UnknownNameError
 from fusionreg.core.problem import bind
 from fusionreg.core.registry.catalog import FusionEntry
 from fusionreg.core.spec import Case
+from fusionreg.core.targets import target
 
 TARGET = "sm_90a"
 
@@ -198,3 +199,12 @@ def test_special_generators_hold_what_they_promise():
     cancel = values.generate("cancel", (1,), (2, 514), "bfloat16").astype(np.float64)
     np.testing.assert_array_equal(cancel[0, [0, 255, 256, 257, 512, 513]], [1, 1, 0.5, -1, -1, 0])
     assert values.generate("-1e-3", (1,), (2,), "float32")[1] == np.float32(-1e-3)
+
+
+def test_a_trial_s_problem_is_that_of_the_target_and_device_asked_for():
+    entry = shipped("gemm")["gemm.bias"]
+    trial = derive(entry, entry.kernel("plain"), TARGET, "quick")[0]
+    asked = [("sm_80", None), (TARGET, 3), ("sm_80", 5), (TARGET, None), ("sm_80", None)]
+    found = [coverage.problem_of(entry, trial.with_(f"{i}"), *what) for i, what in enumerate(asked)]
+    usual = {name: target(name).multiprocessors for name in ("sm_80", TARGET)}
+    assert [(p.target, p.multiprocessors) for p in found] == [(name, n or usual[name]) for name, n in asked]
