@@ -87,6 +87,19 @@ def test_gradients_of_nothing_are_zeros(compiled: Any, reports: Any, name: str) 
     assert fused(reports)
 
 
+def test_dropout_of_one_branch_is_none_of_the_other(compiled: Any, reports: Any) -> None:
+    """An adapter's input drops elements, the same in both directions; the input of the weight beside it does not."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return x @ w + 2.0 * ((F.dropout(x, 0.25) @ a) @ b)
+
+    step, x, one, none = compiled(f), torch.ones(32, 16, requires_grad=True), torch.eye(16), torch.zeros(16, 16)
+    y = step(x, none, one, one)
+    assert fused(reports) and y.detach().unique().tolist() == [0.0, pytest.approx(8 / 3)]
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], y)
+    assert torch.equal(step(x, one, none, one), x), "what is added is 0 times what was kept"
+
+
 def _is(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Whether a tensor, or its transpose, has these values."""
     ways = [found, found.t()] if found.dim() == 2 else [found]
