@@ -107,16 +107,15 @@ def test_new_then_everything(cli, site, tmp_path, monkeypatch):
 
 
 def test_the_test_that_new_makes_passes(cli, tmp_path, site):
-    """``pytest`` in the generated project, in a process of its own; and ``pytest --fusionreg`` there."""
+    """``pytest --fusionreg`` in the generated project, in a process of its own: its test and a case each."""
     assert cli("new", "store.square", "--dir", tmp_path / "project").code == 0
     site.dist("fusionreg-store", "store = fusionreg_store")
     path = [str(tmp_path / "project"), str(site.folder), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "FUSIONREG_LOAD_PLUGINS": "store"}
+    pytest_ = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-n0", "--fusionreg"]
     ran = subprocess.run(pytest_, cwd=tmp_path / "project", capture_output=True, text=True, env=env)
-    assert ran.returncode == 0 and "1 passed" in ran.stdout, ran.stdout
-    ran = subprocess.run([*pytest_, "--fusionreg"], cwd=tmp_path / "project", capture_output=True, text=True, env=env)
-    assert ran.returncode == 0 and int(ran.stdout.rpartition(" passed")[0].split()[-1]) > 20, ran.stdout
+    assert ran.returncode == 0 and "test_square.py::test_square PASSED" in ran.stdout, ran.stdout
+    assert int(ran.stdout.rpartition(" passed")[0].split()[-1]) > 20, ran.stdout
 
 
 def test_repro_of_a_failing_case(cli, wrong_acme, tmp_path):
