@@ -110,7 +110,8 @@ def test_a_pointwise_backward_operator_is_part_of_a_region(
     def f(dy: Any, x: Any) -> Any:
         return getattr(A, name)(dy * 2.0, x, *more) + 1.0
 
-    x = torch.tensor([SPECIAL, SPECIAL])
+    values = SPECIAL[:-1] if name == "hardswish_backward" else SPECIAL  # at NaN torch's own depends on the processor
+    x = torch.tensor([values, values])
     dy = torch.linspace(-1, 2, x.numel()).view_as(x)
     with torch.no_grad():
         got, expected = compiled(f)(dy, x), f(dy, x)
