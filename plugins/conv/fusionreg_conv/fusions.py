@@ -112,9 +112,12 @@ _FIRST_HALVED = _HALVED.model_copy(
     update={"name": "first_layer_halved", "axes": _HALVED.axes | {"C": 3, "G": 3, "H": 21, "W": 19}}
 )
 
-#: Rows of few channels that begin at multiples of 16 bytes, and the pools that first layers have.
+#: Rows of few channels that begin at multiples of 16 bytes, and the pools that first layers have, or none.
 _FIRST_ALIGNED = _FIRST_HALVED.model_copy(
     update={"name": "first_layer_aligned", "axes": _FIRST_HALVED.axes | {"W": 24, "K": 72}}
+)
+_FIRST_ALONE = _FIRST_ALIGNED.model_copy(
+    update={"attributes": {"stride_h": 2, "stride_w": 2, "pad_top": 1, "pad_left": 1, "pad_bottom": 1, "pad_right": 1}}
 )
 _STEM = Case(
     name="stem", axes={"N": 2, "C": 3, "G": 3, "H": 43, "W": 40, "K": 24, "R": 7, "S": 7},
@@ -136,6 +139,7 @@ def _cases(pool: bool, add: bool) -> tuple[Case, ...]:
     plain = {"absent": ("residual",)} if add or pool else {}
     last = {"x": "channels_last", "w": "channels_last"}
     beside = last | ({"residual": "channels_last"} if add and not pool else {})
+    alone = _FIRST_ALONE.model_copy(update={"absent": ("residual",) if add else ()})
     return (
         Case(
             name="strided", axes={"N": 2, "C": 8, "G": 8, "H": 9, "W": 8, "K": 16, "R": 3, "S": 2},
@@ -163,7 +167,7 @@ def _cases(pool: bool, add: bool) -> tuple[Case, ...]:
             attributes={**more}, values={**_POSITIVE_VALUES, "x": "special"}, layouts=last, **plain,
             summary="a product of matrices; NaN stays NaN",
         ),
-        *((_HALVED, _FIRST_HALVED, _FIRST_ALIGNED, _STEM) if pool else ()),
+        *((_HALVED, _FIRST_HALVED, _FIRST_ALIGNED, _STEM) if pool else (alone,)),
     )  # fmt: skip
 
 
@@ -180,7 +184,7 @@ _BEHIND = Region(
     cases=tuple(
         c.model_copy(update={"layouts": c.layouts | {"residual": "channels_last"}})
         for c in _cases(pool=False, add=False)
-        if c.name in ("depthwise", "first_layer", "pixels")
+        if c.name in ("depthwise", "first_layer", "pixels", "first_layer_aligned")
     ),
 )
 

@@ -6,7 +6,8 @@ from fusionreg.core.spec import KernelSpec, TensorMap
 
 from .kernels import EPILOGUES, tensors, vectors
 
-_FUSION = "conv_bn_relu_pool"
+#: Windows of a pool below each other that a warp goes through.
+_TALL = {0: (8, 2), 2: (4, 2), 3: (10, 4)}
 
 
 def _step(axis: int, extent: str) -> str:
@@ -14,8 +15,10 @@ def _step(axis: int, extent: str) -> str:
     return f"(stride(x, {axis}) if {extent} > 1 else align(W * C, 8))"
 
 
-def stem(window: int) -> KernelSpec:
-    """The kernel for windows of the pool of that extent. A warp goes down through TU of them, 8 or 7 side by side."""
+def stem(words: str, pool: int = 0) -> KernelSpec:
+    """The kernel for ``conv.<words>``; where a pool follows, for windows of that extent. A warp goes down through TU of
+    them, 8 or 7 side by side; without a pool they are four places each."""
+    window = pool or 2
     side, at_once = 10 - window, 6 - window
     taps = "(S * C + (ODD if STEP * C % 2 == 0 else 0))"
     pairs = f"(({taps} + 1) // 2)"
@@ -27,30 +30,41 @@ def stem(window: int) -> KernelSpec:
     pitch = f"align(6 + 15 * STEP * C + STEP * C % 2 * 2 + max(8 * {quads}, 2 * {pairs}), 8)"
     patches = f"4 * align({lines} * {pitch} * 2, 128)"
     buffers = f"(2 if {patches} <= 24576 else 1)"
-    tasks = f"N * ceildiv(U, TU) * ceildiv(V, {side})"
-    parts = "ceildiv(K, 64)"
+    rows, columns = ("U", "V") if pool else ("ceildiv(P, 2)", "ceildiv(Q, 2)")
+    tasks = f"N * ceildiv({rows}, TU) * ceildiv({columns}, {side})"
+    parts = "ceildiv(K, CHANNELS)"
     blocks = f"ceildiv({tasks}, 4)"
+    last = vectors("y", "K")
     return KernelSpec(
-        name="stem" if window == 2 else "stem_wide",
-        fusion=f"conv.{_FUSION}",
+        name="stem_wide" if pool == 3 else "stem",
+        fusion=f"conv.{words}",
         template="stem.cu.j2",
+        regions=() if pool else ("y",),
         summary="up to 4 channels of x: patches of images by TMA, wgmma, windows of the pool in registers",
         targets="sm_90a",
         requires=(
-            'T in ("float16", "bfloat16") and pool == "MaxPool"',
+            'T in ("float16", "bfloat16")',
             "groups == 1 and C <= 4 and dilation_h == 1 and dilation_w == 1",
             "(C == 1 or stride(x, 1) == 1) and (W == 1 or stride(x, 3) == C)",
-            f"N * U * V < 2147483648 and {parts} <= multiprocessors",
-            vectors("y", "K").replace("P == 1", "U == 1").replace("Q == 1", "V == 1"),
-            "not present(residual)",
-            f"pool_h == {window} and pool_w == {window} and pool_stride_h == 2 and pool_stride_w == 2",
+            f"N * P * Q < 2147483648 and {parts.replace('CHANNELS', '32')} <= multiprocessors",
+            last.replace("P == 1", "U == 1").replace("Q == 1", "V == 1") if pool else last,
+            *(("not present(residual)",) if "residual" in tensors(words) else ()),
+            *(
+                (
+                    'pool == "MaxPool"',
+                    f"pool_h == {pool} and pool_w == {pool} and pool_stride_h == 2 and pool_stride_w == 2",
+                )
+                if pool
+                else ()
+            ),
         ),
-        strides=tensors(_FUSION),
+        strides=tensors(words),
         specialize=("C", "R", "S"),
-        params={"STEP": (2, 1, 4), "ODD": (0, 1), "TU": (10, 4) if window == 3 else (4, 2)},
+        params={"STEP": (2, 1, 4), "ODD": (0, 1), "TU": _TALL[pool], "CHANNELS": (64, 32)},
         valid=(
             "STEP == stride_h and STEP == stride_w",
-            f"ODD == ((pool_left + {window - 2}) * STEP + pad_left) * C % 2",
+            f"ODD == ({f'(pool_left + {window - 2}) * STEP + pad_left' if pool else 'pad_left'}) * C % 2",
+            "CHANNELS == (32 if K <= 32 else 64)",
             f"{pitch} <= 256 and {lines} <= 256",
         ),
         constants={
@@ -59,7 +73,7 @@ def stem(window: int) -> KernelSpec:
             "PITCH": pitch,
             "BUFFERS": buffers,
             "ROWS": "2",
-            **{n: e for n, e in EPILOGUES[_FUSION].items() if n != "ADD"},
+            **{n: e for n, e in EPILOGUES[words].items() if n != "ADD"},
         },
         tensor_maps=(
             TensorMap(
@@ -71,7 +85,7 @@ def stem(window: int) -> KernelSpec:
         block="128",
         min_blocks=at_once,
         programmatic=True,
-        shared_memory=f"{steps} * 2048 + {patches} * {buffers}",
+        shared_memory=f"{steps} * 32 * CHANNELS + {patches} * {buffers}",
         estimate=f"4e-6 + ceildiv({blocks} * {parts}, {at_once} * 132) * TU * ({steps} * 1.5e-7 + 5e-7)",
         pending="not proven yet",
     )  # fmt: skip
@@ -79,4 +93,4 @@ def stem(window: int) -> KernelSpec:
 
 def kernels() -> tuple[KernelSpec, ...]:
     """All of them, each naming its fusion."""
-    return stem(2), stem(3)
+    return stem("conv_bn"), stem("conv_bn_relu"), stem("conv_bn_relu_pool", 2), stem("conv_bn_relu_pool", 3)
