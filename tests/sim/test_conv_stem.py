@@ -21,7 +21,7 @@ FUSION, ALONE = "conv.conv_bn_relu_pool", "conv.conv_bn_relu"
 F = torch.nn.functional
 
 #: C, K, R, S, N H W, stride, padding, window of the pool (0: none) and its padding: tasks end inside of images and
-#: beyond, rows of the kernel leave nothing, one, two or three pairs beside quads, elements begin at words or within them.
+#: beyond, rows of the kernel leave nothing, one, two or three pairs beside quads, elements begin at words or within.
 LAYERS = [
     (3, 64, 3, 3, (1, 16, 32), 1, 1, 2, 0),
     (3, 72, 7, 7, (2, 21, 40), 2, 3, 3, 1),
