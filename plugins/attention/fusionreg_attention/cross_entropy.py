@@ -40,6 +40,8 @@ def _kernel(backward: bool, reduced: bool) -> KernelSpec:
     rows = ("x", "dx") if backward else ("x",)
     wide = " and ".join(("K % (128 // bits(T)) == 0", *(f"aligned({n}, 16)" for n in rows)))
     together = reduced and not backward
+    # As many rows as the cache keeps until they are read again.
+    longest, long = ((1024,), "1024 if K * bits(T) > 1048576 else ") if backward else ((), "")
     blocks = "max(1, min(multiprocessors * (1024 // THREADS), ceildiv(M, THREADS // TEAM)))"
     return KernelSpec(
         name="rows",
@@ -47,14 +49,14 @@ def _kernel(backward: bool, reduced: bool) -> KernelSpec:
         summary="a row to a warp or to a block, read once"
         + (" from memory, and again from the cache" if backward else ""),
         requires=("M < 2147483648 and K < 2147483648",),
-        params={"VEC": (8, 4, 1), "THREADS": (512, 128), "TEAM": (512, 128, 32)},  # TEAM: threads of a row
+        params={"VEC": (8, 4, 1), "THREADS": (*longest, 512, 128), "TEAM": (*longest, 512, 128, 32)},  # of a row
         valid=(
             f"VEC == (128 // bits(T) if {wide} else 1)",
-            "TEAM == (512 if K > 8192 else 128 if K > 2048 else 32) and THREADS == max(TEAM, 128)",
+            f"TEAM == ({long}512 if K > 8192 else 128 if K > 2048 else 32) and THREADS == max(TEAM, 128)",
         ),
         constants={
             "REDUCED": str(int(reduced)),
-            "AT_ONCE": "2" if backward else "4",  # loads of a thread that are under way together
+            "AT_ONCE": "4 if TEAM == 32 else 2" if backward else "4",  # loads of a thread that are under way together
         },
         grid=blocks,
         block="THREADS",

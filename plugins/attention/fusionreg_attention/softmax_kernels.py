@@ -50,6 +50,8 @@ def kernels(
             constants[f"{name.upper()}_RANK"] = f"rank({name})" if name in masks else "-1"
     if (stem, template) == ("softmax", "backward"):
         constants["DROPOUT"] = "1" if dropout else "0"
+    turned = causal and (stem, template) == ("softmax", "backward")
+    ends = {"ENDS": "1"} if turned else {}  # tiles of rows are taken from both ends in turn
     wide = " and ".join(f"aligned({t}, 16)" for t in tensors)
     whole = (
         f"VEC == 1 or VEC * bits(T) == 128 and K % VEC == 0 and {wide}",
@@ -81,10 +83,11 @@ def kernels(
                 *(() if rank == 2 else (f"FLAT == (0 if Q % {groups} == 0 or Q >= 8 * {groups} else 1)",)),
                 "K <= LANES * SPREAD * VALUES", *valid,
             ),
-            constants={**constants, "THREADS": threads},
+            constants={**constants, "THREADS": threads, **ends},
             grid=(f"ceildiv({rows} if FLAT else Q, {groups}) * SPREAD", *grid),
             block=threads,
             estimate=estimates.held(template, f"({rows})", threads, causal, start),
+            pending="not run on a GPU since tiles are taken from both ends" if turned else "",
             **fields,
         )  # fmt: skip
 
