@@ -139,8 +139,10 @@ def register_commands():
 def test_a_plugin_adds_commands_and_takes_none_of_ours(site):
     """Its module is imported for its own command alone; ``list`` stays ours."""
     site.plugin("acme", PLUGIN_COMMAND)
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(site.folder), os.environ.get("PYTHONPATH", "")]))}
+    path = os.pathsep.join(filter(None, [str(site.folder), os.environ.get("PYTHONPATH", "")]))
+    env = {"PYTHONPATH": path, "FUSIONREG_LOAD_PLUGINS": "acme, gemm"}
     ran = shell("fusionreg acme greet you", **env)
     assert (ran.returncode, ran.stdout) == (0, "hello you\n"), ran.stderr
     assert shell("fusionreg list greet you", **env).returncode == 2
-    assert "acme" not in shell("fusionreg list", **env).stdout.split()
+    listed = shell("fusionreg list", **env).stdout.split()
+    assert "gemm.bias" in listed and "acme" not in listed
