@@ -9,6 +9,7 @@ from fusionreg.core.spec import Backward, Case, FusionSpec, KernelSpec, Toleranc
 
 from .routed import ROUTED_FFN, ROUTING
 from .routed_backward import ROUTED_FFN_BACKWARD
+from .routed_kernels import WIDE
 from .routed_quantized import ROUTED_FFN_W4A16, ROUTED_FFN_W8A16
 
 _INPUTS = {"ids": "int64[M top_k]", "weights": "R[M top_k]"}
@@ -102,7 +103,7 @@ def _given(spec: FusionSpec, words: str, small: dict[str, int]) -> FusionSpec:
         )
         if "float32" in spec.dtypes["T"]
         else (),
-        kernels=tuple(_kernel(k) for k in spec.kernels),
+        kernels=tuple(_kernel(k, WIDE.pending if k.name == WIDE.name else "") for k in spec.kernels),
         tags=spec.tags,
     )
 
