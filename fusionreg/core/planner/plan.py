@@ -203,7 +203,7 @@ def _choose(
         reason = backward if isinstance(backward, str) else backward.refusal(policy) if backward is not None else None
         if reason is None:
             reason = refusal(m, saved[i], policy, cost, _plain(costs, m), accepts, fusions)
-            if reason and isinstance(backward, Backward) and backward.again:
+            if reason and isinstance(backward, Backward) and backward.cost(cost) != Cost():
                 reason += f"; its backward pass {backward.describe(cost)}"
         if reason:
             broken[i] = reason

@@ -8,10 +8,14 @@ again. Unfused they would have been kept: written by the forward pass anyway, an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..ir import Graph
 from .costs import Cost, CostModel
 from .executor import PRODUCTS
+
+if TYPE_CHECKING:
+    from ..matcher.match import Match
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,9 @@ class Backward:
 
     Attributes:
         fusion: the backward fusion that computes them; "" where those of the operators are taken.
+        call: that fusion, as the match that its call would be; None where that is not known.
         saved: the inputs and outputs that are kept for it.
-        graph: the operators by themselves; None with a backward fusion.
+        graph: the operators by themselves; with a backward fusion that of ``call``.
         again: nodes of ``graph`` that the backward pass computes again.
         values: what they give to the gradients.
     """
@@ -31,6 +36,7 @@ class Backward:
     graph: Graph | None = None
     again: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    call: Match | None = None
 
     @property
     def products(self) -> tuple[str, ...]:
@@ -51,11 +57,13 @@ class Backward:
         return None
 
     def cost(self, model: CostModel) -> Cost:
-        """What is computed again costs.
+        """What is computed again costs, and so does a backward fusion that measured slower than the executor.
 
         Point-wise operators run in the kernel that reads them, whoever makes that one: they read operands in place of
         results, which may even be less. Anything else runs as the executor runs it.
         """
+        if self.call is not None and self.graph is not None:
+            return self._slower(model, self.call, self.graph)
         if self.graph is None or not self.again:
             return Cost()
         graph, mine = self.graph, {*self.again}
@@ -71,10 +79,20 @@ class Backward:
         seconds = moved / model.device.bandwidth + flops / model.device.vector_flops
         return Cost(moved, flops, 0, seconds)
 
+    def _slower(self, model: CostModel, call: Match, graph: Graph) -> Cost:
+        """What a backward fusion takes more than the executor, where somebody measured that. Where it takes less, that
+        is left to the graph of the backward pass, which has what stands around it."""
+        size = sum(model.size(graph.values[v]) for v in (*call.inputs.values(), *call.outputs.values()))
+        gain, own = model.gains(call, model.executor, size), model.kernels(call)
+        if gain is None or own is None or gain.ratio <= 1.0:
+            return Cost()
+        return Cost(seconds=own - own / gain.ratio)
+
     def describe(self, model: CostModel) -> str:
         """In words: which gradients, and what is computed again for how long."""
         if self.fusion:
-            return self.fusion
+            seconds = self.cost(model).seconds
+            return f"{self.fusion}, {seconds * 1e6:+.2f} µs as measured" if seconds else self.fusion
         if not self.again:
             return f"from {', '.join(self.saved) or 'the gradient alone'}"
         seconds = self.cost(model).seconds

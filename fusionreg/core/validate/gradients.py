@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SpecError, UnknownNameError
-from ..frozen import FrozenDict
+from ..frozen import EMPTY, FrozenDict
 from ..registry.entries import FusionEntry
 from .names import Problems
+
+if TYPE_CHECKING:
+    from ..matcher.match import Match
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,22 @@ class Gradients:
             if wanted and source.kind == "input" and source.name in absent and name not in self.optional:
                 return f"{self.fusion} needs {source.name}, which is absent"
         return None
+
+    def call(self, match: Match, backward: FusionEntry) -> Match:
+        """The call of the backward fusion behind a match of the forward one, as a match; the gradient of a value stands
+        as that value."""
+        given = {
+            name: value
+            for name, s in self.sources.items()
+            if (value := (match.inputs if s.kind == "input" else match.outputs).get(s.name)) is not None
+        }
+        gives = {self.results[n]: v for n, v in match.inputs.items() if n in self.results}
+        return replace(
+            match, fusion=self.fusion, inputs=FrozenDict(given), outputs=FrozenDict(gives), forms=EMPTY, strides=EMPTY,
+            axes=FrozenDict({k: v for k, v in match.axes.items() if k in backward.axes}),
+            attributes=FrozenDict({k: v for k, v in match.attributes.items() if k in self.attributes}),
+            choices=FrozenDict({k: v for k, v in match.choices.items() if k in self.attributes}),
+        )  # fmt: skip
 
     @property
     def differentiable(self) -> frozenset[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from graphs import Net, chain, gemm, matches_of, vocabulary
 
-from fusionreg.core.planner.costs import Cost, CostModel, DeviceModel
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.planner.costs import Cost, CostModel, DeviceModel, Gain
 from fusionreg.core.planner.executor import EAGER, INDUCTOR
 from fusionreg.core.planner.plan import Plan, plan
 from fusionreg.core.planner.training import Backward
@@ -125,3 +127,23 @@ def test_a_backward_pass_that_takes_longer_than_the_forward_pass_saves():
     )
     assert not made.chosen and len(made.losers) == 4
     assert all("; its backward pass computes Mul again, +" in x.reason for x in made.losers)
+
+
+@pytest.mark.parametrize(("ratio", "costs"), [(1.6, True), (0.5, False), (None, False)])
+def test_a_backward_fusion_that_measured_slower_costs_the_difference(ratio, costs):
+    """A site that wins forward loses where its backward fusion takes more than that."""
+    graph = chain(m=64, k=8, n=64)
+    found = matches_of(graph, gemm())
+    whole = max(found, key=lambda m: len(m.nodes))
+    call = replace(whole, fusion="acme.backward", outputs=FrozenDict(dx=whole.inputs["x"]))
+
+    def gains(match, executor, size):
+        return Gain(ratio, "r") if match is call and ratio is not None else None
+
+    cost = model(gains=gains, kernels=lambda m: 8.0 if m is call else None)
+    again = Backward("acme.backward", call=call, graph=graph)
+    assert again.cost(cost) == (Cost(seconds=pytest.approx(8.0 * (1 - 1 / 1.6))) if costs else Cost())
+    made = plan(graph, [whole], cost=cost, gradients=lambda match: again)
+    assert bool(made.chosen) != costs
+    if costs:
+        assert "acme.backward, +3000000.00 µs as measured" in made.losers[0].reason

@@ -131,7 +131,8 @@ class Operators:
             return f"{plain.fusion} computes the gradients of {entry.base} alone, which what is around it joins later"
         if known is not None:
             absent = [n for n in entry.inputs if n not in match.inputs]
-            return known.refusal(wanted, absent) or Backward(known.fusion)
+            called = known.call(match, self._entry(known.fusion))
+            return known.refusal(wanted, absent) or Backward(known.fusion, call=called, graph=graph)
         types = {n: graph.values[v] for n, v in match.inputs.items()}
         key = (
             match.fusion, tuple((n, v.dtype, v.shape) for n, v in types.items()), match.choices, match.dtypes,
