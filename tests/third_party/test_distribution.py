@@ -58,30 +58,30 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interpreter
 
 
-def fusionreg(python: Path, cache: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "FUSIONREG_CACHE_DIR": str(cache)}
+def ran_in(python: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A module of the environment, which has a cache of its own; beside the plugin, one family is loaded."""
+    root = python.parents[2]
+    env = {**os.environ, "FUSIONREG_CACHE_DIR": str(root / "cache"), "FUSIONREG_LOAD_PLUGINS": "acme, gemm"}
     return subprocess.run(
-        [str(python), "-m", "fusionreg", *args], capture_output=True, text=True, env=env, timeout=240
+        [str(python), "-m", *command], capture_output=True, text=True, env=env, timeout=240, cwd=root
     )
 
 
 def test_installed_it_is_listed_and_proven(python: Path, tmp_path: Path) -> None:
-    listed = fusionreg(python, tmp_path / "cache", "list", "--json")
+    listed = ran_in(python, "fusionreg", "list", "--json")
     rows = {row["name"]: row for row in json.loads(listed.stdout)}
     assert rows["acme.bias_relu2"]["plugin"] == "acme"
     assert "gemm.scale_bias" in rows
 
     report = tmp_path / "report.json"
-    ran = fusionreg(python, tmp_path / "cache", "run", "acme.bias_relu2", "--device", "sim", "--report", str(report))
+    ran = ran_in(python, "fusionreg", "run", "acme.bias_relu2", "--device", "sim", "--report", str(report))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     evaluations = json.loads(report.read_text())["evaluations"]
     passed = [e for e in evaluations if e["status"] == "PASSED"]
     assert len(passed) >= 5 and {e["device"] for e in passed} == {"sim"}
 
 
-def test_its_own_test_passes(python: Path, tmp_path: Path) -> None:
+def test_its_own_test_passes(python: Path) -> None:
     """``fusionreg new`` is green as generated: its generated test passes where the plugin is installed."""
-    env = {**os.environ, "FUSIONREG_CACHE_DIR": str(tmp_path / "cache")}
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ACME / "test_bias_relu2.py")]
-    ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240, cwd=tmp_path)
+    ran = ran_in(python, "pytest", "-q", "-p", "no:cacheprovider", str(ACME / "test_bias_relu2.py"))
     assert ran.returncode == 0 and "1 passed" in ran.stdout, ran.stdout + ran.stderr

@@ -103,7 +103,8 @@ def parts(report: Report) -> dict[str, Status]:
 def test_a_run_on_workers_is_the_run_of_one_process() -> None:
     """Cases of few kernels are spread, too; units for other architectures are compiled once."""
     alone = prove(load(), (FUSION,), device="sim", cases="quick")
-    spread = spreading.run(LocalWorkers([{}] * 2), (FUSION,), device="sim", cases="quick")
+    own = {"FUSIONREG_LOAD_PLUGINS": FUSION.split(".")[0]}
+    spread = spreading.run(LocalWorkers([own, own]), (FUSION,), device="sim", cases="quick")
     assert parts(spread) == parts(alone)
     assert len(spread.evaluations) == len(alone.evaluations)
     assert spread.ok
