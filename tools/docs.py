@@ -190,8 +190,9 @@ def _whole_model(row: dict[str, Any]) -> str:
     mine, other = ms("fused, rest by Inductor"), ms("compile")
     fused = row["fused"].get("fused, rest by Inductor", {"sites": 0, "deepest": {}})
     kept = row["saved"].get("fused, rest by Inductor", {}).get("mb")
-    policy = "" if row["policy"] == "balanced" else f" ({row['policy']})"
-    cells = [row["model"] + policy, row["step"], *("" if t is None else f"{t:.3f}" for t in (ms("eager"), other, mine))]
+    ways = [row["mode"], *([] if row["policy"] == "balanced" else [row["policy"]])]
+    told = ", ".join(filter(None, ways))
+    cells = [row["model"] + (f" ({told})" if told else ""), row["step"], *("" if t is None else f"{t:.3f}" for t in (ms("eager"), other, mine))]
     cells += [f"{mine / other:.2f}" if mine and other else "", str(fused["sites"])]
     cells += [str(max(fused["deepest"].values(), default=0)), "" if kept is None else f"{kept:.0f} MB"]
     return f"| {' | '.join(cells)} |"
