@@ -44,6 +44,8 @@ def test_conforms(fusion, kernel):
     [
         ("fused", "float16-special-bv"),  # what fp16 rounds to 0, times an infinite v: infinity, not NaN
         ("wgmma", "float16,bool-special-bv"),
+        ("wgmma_masked", "float16,bool-beside_mask_nothing"),  # rows of 0
+        ("wgmma_masked", "float16,bool-beside_mask_causal"),
         ("wgmma", "bfloat16,bool-large-all"),  # scores whose product with a factor rounds by powers of two
     ],
 )
@@ -70,6 +72,8 @@ def runtime(fusion: str, kernel: str = "fused") -> Runtime:
         ("fused", True, 3, 0, 1, 32),
         ("wgmma", False, 1, 0, 1, 64),
         ("wgmma", True, 3, 1, 0, 128),
+        ("wgmma_masked", False, 1, 1, 1, 128),
+        ("wgmma_masked", True, 3, 0, 1, 64),
     ],
 )
 def test_against_torch(kernel, packed, groups, causal, trans, width):
@@ -79,7 +83,7 @@ def test_against_torch(kernel, packed, groups, causal, trans, width):
     x = torch.randn(b, s, c).bfloat16()
     weights = [torch.randn(n, c).bfloat16() / 7 for n in columns]
     biases = [torch.randn(n).bfloat16() for n in columns]
-    mask = torch.randn(s, s).bfloat16() * (kernel == "fused")  # the other has none
+    mask = torch.randn(s, s).bfloat16() * (kernel != "wgmma")  # which has none
     rows = torch.cat([F.linear(x.double(), w.double(), v.double()) for w, v in zip(weights, biases, strict=True)], -1)
     parts = rows.split([n * width for n in (heads, groups, groups)], -1)
     q, k, v = (t.view(b, s, -1, width).transpose(1, 2) for t in parts)
@@ -92,7 +96,7 @@ def test_against_torch(kernel, packed, groups, causal, trans, width):
 
     name = f"attention.qkv_{'packed_' if packed else ''}sdpa"
     given = [array(x), *(array(w if trans else w.T) for w in weights), *map(array, biases)]
-    given.append(array(mask) if kernel == "fused" else None)
+    given.append(array(mask) if kernel != "wgmma" else None)
     more = {} if packed else {"G": groups}
     found = runtime(name, kernel).call(name, *given, H=heads, transB=trans, is_causal=causal, scaling="usual", **more)
     error = np.abs(found.astype(np.float64) - want)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec
 
-from .sdpa_kernels import pending
 
 #: What names of fusions end in.
 _WORDS = {"": "", "mask": "_masked", "lengths": "_lengths", "paged": "_paged"}
@@ -68,7 +67,6 @@ def kernel(beside: str, whole: bool = False) -> KernelSpec:
         workspace="0" if whole else f"{blocks} * 2 * min(16, max(1, Q * (H // G))) * (E + 4) * 4",
         cooperative=not whole,
         estimate=("5e-6 + " if whole else "6e-6 + ") + _TILES + f" * {keys} * (D + E) * 2 / 3.9e12",
-        pending=pending("lengths") if lengths else "",
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ and v's, each by head. Decoders rotate q and k in between, and some normalise ea
 
 from __future__ import annotations
 
+from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Tolerance, Workload
 
 from .qkv_kernels import Kind, kernels
@@ -95,6 +96,10 @@ def _cases(kind: Kind) -> tuple[Case, ...]:
         found = case(name, heads, f"heads of {width}", None, **columns, **axes)
         return found.model_copy(update={"absent": ("mask",), "attributes": found.attributes | {"scaling": "usual"}})
 
+    def beside(name: str, heads: int, width: int, values: dict[str, str] | None = None, **axes: int) -> Case:
+        found = wide(name, heads, width, **axes)  # with its mask
+        return found.model_copy(update={"absent": (), "values": FrozenDict(values or {})})
+
     def rotated(name: str, **attributes: int) -> Case:
         found = wide(name, 2, 128, S=72)
         gone = ("mask", "bq", "bk", "bv", "gq", "gk")
@@ -112,28 +117,40 @@ def _cases(kind: Kind) -> tuple[Case, ...]:
         wide("wider", 1, 128, S=130),
         wide("wider_causal", 2, 128, S=72, C=72),
         *((rotated("rotated"), rotated("rotated_from_rows", transB=0)) if kind == "rotary" else ()),
+        beside("beside_mask", 2, 64, S=70),
+        beside("beside_mask_causal", 2, 128, S=130, C=72),
+        beside("beside_mask_nothing", 1, 64, {"mask": "zeros"}, S=20),
     )
 
 
-def _workload(name: str, sequences: int, tokens: int, channels: int, heads: int, kind: Kind) -> Workload:
+def _workload(
+    name: str, sequences: int, tokens: int, channels: int, heads: int, kind: Kind, padded: bool = False
+) -> Workload:
     groups, rotary = heads // (4 if kind == "rotary" else 1), kind == "rotary"
     of_k = channels // heads * groups
     axes = {"B": sequences, "S": tokens, "C": channels, "N": channels * (3 if kind == "packed" else 1)}
     axes |= {} if kind == "packed" else {"J": of_k, "U": of_k}
     return Workload(
-        name=name,
-        row="S12",
+        name=f"{name}-padding" if padded else name,
+        row="S12 more" if padded else "S12",
         axes=axes | ({"E": channels // heads} if rotary else {}),
         dtypes={"T": "bfloat16", "P": "bool"},
         forms=({"w": "T[N C]"} if kind == "packed" else {"wq": "T[N C]", "wk": "T[J C]", "wv": "T[U C]"})
-        | (dict.fromkeys(_TABLES, "T[1 1 S E]") if rotary else {}),
+        | (dict.fromkeys(_TABLES, "T[1 1 S E]") if rotary else {})
+        | ({"mask": "P[B 1 1 S]"} if padded else {}),
         attributes={
             "H": heads, "transB": 1, "scaling": "usual",
             **({} if kind == "packed" else {"G": groups}), **({"is_causal": 1} if rotary else {}),
         },
-        goal="best" if tokens > 1000 else "",
-        absent=("mask", *(("b",) if kind == "packed" else ("bq", "bk", "bv")), *(("gq", "gk") if rotary else ())),
-        summary="a layer of a decoder in prefill" if rotary else "a layer of an encoder",
+        goal="best" if tokens > 1000 and not padded else "",
+        absent=(
+            *(() if padded else ("mask",)),
+            *(("b",) if kind == "packed" else ("bq", "bk", "bv")),
+            *(("gq", "gk") if rotary else ()),
+        ),
+        summary="a layer of a decoder in prefill"
+        if rotary
+        else f"a layer of an encoder{', sentences padded' if padded else ''}",
     )  # fmt: skip
 
 
@@ -204,7 +221,10 @@ def _fusion(kind: Kind) -> FusionSpec:
         ),
         cases=_cases(kind),
         tolerances=_SCORES,
-        workloads=tuple(_workload(*w, kind) for w in workloads),
+        workloads=(
+            *(_workload(*w, kind) for w in workloads),
+            *(() if rotary else (_workload(*workloads[0], kind, padded=True),)),
+        ),
         kernels=kernels(kind),
         tags=("S12", "attention"),
     )  # fmt: skip

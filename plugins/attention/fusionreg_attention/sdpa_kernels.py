@@ -18,13 +18,6 @@ def _strided(masked: str) -> tuple[str, ...]:
     return ("q", "k", "v", *(("mask",) if masked in ("mask", "bias") else ()), "y")
 
 
-def pending(masked: str, statistics: bool = False) -> str:
-    """Why kernels wait."""
-    if masked == "lengths":
-        return "not run on a GPU yet"
-    return "lse of a masked row beside NaN is -infinity" if masked == "mask" and statistics else ""
-
-
 def _plain(masked: str, statistics: bool) -> KernelSpec:
     return KernelSpec(
         name="plain",
@@ -35,7 +28,6 @@ def _plain(masked: str, statistics: bool) -> KernelSpec:
         grid="ceildiv(B * H * Q, 4)",
         block="128",
         estimate="5e-6 + B * H * Q * K * (2 * D + E) / 2e12" + (_STORED if statistics else ""),
-        pending=pending(masked, statistics),
     )
 
 
@@ -97,7 +89,6 @@ def _wgmma(masked: str, statistics: bool) -> KernelSpec:
         + ("" if beside else " * (1 if CONSUMERS == 3 and BK == (64 if E == 128 else 128) else 1.2)")
         + _FEW.format(128, 3.2e10)
         + (_STORED if statistics else ""),
-        pending=pending(masked, statistics),
     )
 
 
@@ -128,7 +119,6 @@ def _tensor_core(masked: str, statistics: bool) -> KernelSpec:
         shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
         estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked in ('mask', 'bias') else '2.1e14'}"
         " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)" + _FEW.format(64, 1.4e10) + (_STORED if statistics else ""),
-        pending=pending(masked) if masked == "lengths" else "",
     )
 
 

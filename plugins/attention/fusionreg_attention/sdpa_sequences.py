@@ -10,7 +10,6 @@ from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Wor
 
 from .sdpa import ATTRIBUTES, CONSTRAINTS, FLOATS, LENGTHS_TOLERANCES
 
-_PENDING = "not run on a GPU yet"
 _NAMES = ", ".join(f"{name}={name}" for name in ATTRIBUTES if name != "scale")
 _AXES = {
     "H": "heads of q", "G": "heads of k and v, each for H / G of q", "D": "width of a head of q and k",
@@ -33,7 +32,6 @@ def _plain(rows: str, constants: dict[str, str], keys: str) -> KernelSpec:
         grid=f"ceildiv({rows}, 4)",
         block="128",
         estimate=f"5e-6 + {rows} * {keys} * (2 * D + E) / 2e12",
-        pending=_PENDING,
     )
 
 
@@ -63,7 +61,6 @@ def _tensor_core(tiles: str, constants: dict[str, str], keys: str, pairs: str, a
         shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
         estimate=f"6e-6 + {pairs} * (0.5 if is_causal else 1.0) * 2 * (D + E) / 2.1e14"
         " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)",
-        pending=_PENDING,
     )  # fmt: skip
 
 

@@ -87,7 +87,6 @@ def kernels(
             grid=(f"ceildiv({rows} if FLAT else Q, {groups}) * SPREAD", *grid),
             block=threads,
             estimate=estimates.held(template, f"({rows})", threads, causal, start),
-            pending="not run on a GPU since tiles are taken from both ends" if turned else "",
             **fields,
         )  # fmt: skip
 
