@@ -37,6 +37,6 @@ def workloads(words: str) -> tuple[Workload, ...]:
     if words == "softmax_backward":
         return rows(32768, 4096, "1.02 * best"), rows(32768, 16384, "1.02 * best"), rows(16384, 65536, "floor / 0.92")
     if words == "softmax":
-        sizes = (8 * 12 * 512, 512), *((32768, n) for n in (1024, 4096, 16384, 65536))  # the first are BERT's
-        return tuple(rows(*size, "", "S16 more") for size in sizes)
+        shapes = (8 * 12 * 512, 512), *((32768, n) for n in (1024, 4096, 16384, 65536))  # the first are BERT's
+        return tuple(rows(m, n, "", "S16 more") for m, n in shapes)
     return ()
