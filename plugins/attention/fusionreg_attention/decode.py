@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fusionreg.core.spec import KernelSpec
 
-
 #: What names of fusions end in.
 _WORDS = {"": "", "mask": "_masked", "lengths": "_lengths", "paged": "_paged"}
 #: Bytes of a warp's stage, 16 keys of k and v with padding.

@@ -160,7 +160,6 @@ def _behind(
     z: str,
     *dtypes: str,
     extents: Mapping[str, int] = EMPTY,
-    pending: str = "",
 ) -> Region:
     return Region(
         name=name,
@@ -171,7 +170,6 @@ def _behind(
         outputs={"z": z},
         dtypes={"T": dtypes},
         extents=extents,
-        pending=pending,
     )
 
 
@@ -183,7 +181,6 @@ def _regions(lead: str, extents: Mapping[str, int] = EMPTY) -> tuple[Region, ...
         _behind(
             "residual", "x @ W plus a residual", "z = Add(y, residual)", f"T{x}", f"T{w} | T{wt}",
             {"residual": f"T{y}"}, f"T{y}", "float16", "bfloat16", extents=extents,
-            pending="no GPU has run its cases since they became small" if extents else "",
         ),
         _behind(
             "combined", "alpha * x @ W + beta * C, in a product's dtype",

@@ -90,7 +90,6 @@ _REQUANTIZED = Region(
     },
     outputs={"z": "float8_e4m3fn[... M N]"},
     dtypes={"T": ("bfloat16",)},
-    pending="no GPU has run it",
 )
 
 

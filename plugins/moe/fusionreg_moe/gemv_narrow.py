@@ -9,7 +9,6 @@ from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Wor
 
 from .gemv_kernels import WRAPPED
 
-_UNPROVEN = "no GPU has run its cases"
 _OF_CHANNELS = 'Mul(Cast(w, to="float32"), w_scale)'
 _OF_BLOCKS = "DequantizeLinear(fusionreg.UnpackInt4(w), w_scale, axis=2, block_size=block)"
 
@@ -35,7 +34,6 @@ def _kernels(bits: int) -> tuple[KernelSpec, ...]:
         grid="min(M, E) * ceildiv(N, 16)",
         block="THREADS",
         min_blocks=2,
-        pending=_UNPROVEN,
         estimate=f"4e-6 + min(M, E) * N * K * {bits / 8:g} * max(1, M / (8 * E)) / 3.3e12"
         " + ceildiv(min(M, E) * ceildiv(N, 16), 2 * multiprocessors) * 1e-6",
     )
@@ -47,7 +45,6 @@ def _kernels(bits: int) -> tuple[KernelSpec, ...]:
         constants={"THREADS": "256", **stored},
         grid="M * ceildiv(N, 8)",
         block="THREADS",
-        pending=_UNPROVEN,
         estimate="5e-6 + M * N * K / 3e11",
     )
     return decode, plain

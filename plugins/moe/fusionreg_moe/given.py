@@ -133,7 +133,7 @@ def _backward(spec: FusionSpec) -> FusionSpec:
         constraints=_FFN.constraints,
         cases=_cases(_SMALL, {}),
         tolerances=spec.tolerances,
-        kernels=tuple(_kernel(k, "no GPU has run its cases") for k in spec.kernels),
+        kernels=tuple(_kernel(k, "one case of float32 differs" if k.name == "plain" else "") for k in spec.kernels),
         tags=spec.tags,
     )
 

@@ -36,7 +36,7 @@ _CONSTRAINTS = (
 
 def _kernel(kernel: KernelSpec) -> KernelSpec:
     constants = {**kernel.constants, "scoring": '"limited"'}  # templates read: sigmoids, of groups
-    return kernel.model_copy(update={"constants": constants, "pending": "no GPU has run its cases"})
+    return kernel.model_copy(update={"constants": constants})
 
 
 def _limited(spec: FusionSpec, words: str, summary: str, axes: dict[str, int]) -> FusionSpec:
