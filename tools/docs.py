@@ -191,8 +191,8 @@ def _whole_model(row: dict[str, Any]) -> str:
     fused = row["fused"].get("fused, rest by Inductor", {"sites": 0, "deepest": {}})
     kept = row["saved"].get("fused, rest by Inductor", {}).get("mb")
     ways = [row["mode"], *([] if row["policy"] == "balanced" else [row["policy"]])]
-    told = ", ".join(filter(None, ways))
-    cells = [row["model"] + (f" ({told})" if told else ""), row["step"], *("" if t is None else f"{t:.3f}" for t in (ms("eager"), other, mine))]
+    name = f"{row['model']} ({', '.join(filter(None, ways))})" if any(ways) else row["model"]
+    cells = [name, row["step"], *("" if t is None else f"{t:.3f}" for t in (ms("eager"), other, mine))]
     cells += [f"{mine / other:.2f}" if mine and other else "", str(fused["sites"])]
     cells += [str(max(fused["deepest"].values(), default=0)), "" if kept is None else f"{kept:.0f} MB"]
     return f"| {' | '.join(cells)} |"
