@@ -37,9 +37,6 @@ def _runs(tensors: tuple[str, ...]) -> str:
     return f"N % 8 == 0 and {' and '.join(f'aligned({t}, 16)' for t in tensors)}"
 
 
-#: Thresholds that a packed comparison can tell.
-_EASY_MASK = "p <= 0.498 or p == 0.5"
-
 #: Of kernels whose threads keep their columns: lanes of a row, and which of them fit it.
 _COLUMN_LANES = (32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 _COLUMN_VALID = (
@@ -88,7 +85,6 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
         )
 
     return (
-        *((_packed_stream(parts, tensors, seconds, held),) if "GELU" in parts else ()),
         KernelSpec(
             name="stream",
             template="row_stream.cu.j2",
@@ -162,41 +158,6 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
     )
 
 
-def _packed_stream(parts: Mapping[str, str], tensors: tuple[str, ...], seconds: str, held: int) -> KernelSpec:
-    """``held``: vectors of a row's length that all rows share."""
-    return KernelSpec(
-        name="packed",
-        template="row_packed_stream.cu.j2",
-        pending="not run on a GPU yet",
-        programmatic=True,
-        regions=("y",),
-        summary="as stream, two elements to a word; GELU from a table, sums of a row by the tensor cores",
-        targets=("sm_90+",),
-        requires=("T == 'bfloat16'", _runs(tensors), f"N <= {28672 // held}", f"M * N < {2**35}", _EASY_MASK),
-        params={
-            "EXACT": (1, 0),
-            "ITEMS": (4, 3, 2, 1),
-            "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512),
-            "THREADS": (896, 768, 384),
-            "DEPTH": (0, 1),
-            "HALF": (0, 1),
-        },
-        valid=(
-            "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
-            "ITEMS == 4 or LANES == 32",
-            "DEPTH == (1 if LANES > 256 else 0)",  # as for stream
-            "LANES == 32 or 3 * N > 2 * LANES * ITEMS * 8",
-            "N > LANES * (ITEMS - 1) * 8",
-            "HALF == (1 if p == 0.5 else 0)",
-        ),
-        constants={n: v for n, v in _constants(parts).items() if n not in ("RESIDUAL", "H_OUT")} | {"GROUPS": GROUPS},
-        grid="min(M, multiprocessors)",
-        block="LANES * GROUPS",
-        shared_memory=f"49152 + LANES * ITEMS * {32 * held} + DEPTH * LANES * GROUPS * ITEMS * 16",
-        estimate=f"4e-6 + {seconds} / 4.3e12",
-    )
-
-
 def _packed(parts: Mapping[str, str], tensors: tuple[str, ...], seconds: str) -> KernelSpec:
     return KernelSpec(
         name="packed",
@@ -205,7 +166,7 @@ def _packed(parts: Mapping[str, str], tensors: tuple[str, ...], seconds: str) ->
         regions=("dx",),
         summary="as columns, two elements to a word; GELU from a table, sums of a row by the tensor cores",
         targets=("sm_90+",),
-        requires=("T == 'bfloat16'", _runs(tensors), "N <= 12288", f"M * N < {2**35}", _EASY_MASK),
+        requires=("T == 'bfloat16'", _runs(tensors), "N <= 12288", f"M * N < {2**35}", "p <= 0.498 or p == 0.5"),
         params={
             "EXACT": (1, 0),
             "ITEMS": (1, 2, 3),
@@ -237,7 +198,6 @@ def _columns(parts: Mapping[str, str], tensors: tuple[str, ...], seconds: str) -
     return KernelSpec(
         name="columns",
         template="row_backward_columns.cu.j2",
-        pending="not run on a GPU since its sums over blocks were written anew",
         regions=("dx",),
         summary="threads keep their columns; rows arrive by bulk copies, several are reduced together",
         targets=("sm_90+",),
