@@ -87,7 +87,7 @@ def test_parts_of_k_wait_for_each_other():
         ("fr::wgmma_fence();", ""),
         ("fr::store_wait_read<1>()", "(void)0"),
         ("if (++stage == STAGES) stage = 0, parity ^= 1;", "if (++stage == STAGES) stage = 0;"),
-        ("rank) * BM", "0) * BM"),  # both blocks of a cluster take the upper tile
+        ("tile.row * CLUSTER + rank", "tile.row * CLUSTER"),  # both blocks of a cluster take the upper tile
     ],
 )
 def test_what_a_pipeline_must_not_lack(text, other):
@@ -95,6 +95,28 @@ def test_what_a_pipeline_must_not_lack(text, other):
     assert found.source.text.count(text) >= 1
     broken = replace(found, source=changed(found.source, found.source.text.replace(text, other)))
     assert execute(broken, executor, CATALOG.ops).status.failed
+
+
+@pytest.mark.parametrize(("rows", "cluster", "split"), [(100, 2, 1), (40, 1, 2), (1, 1, 1)])
+def test_fewer_rows_than_a_tile_has(rows, cluster, split):
+    found, executor = job(1, 2, {"M": rows, "K": 328, "N": 264}, BN=128, CLUSTER=cluster, SPLIT=split)
+    assert found.candidate.maps[0].box == (64, rows)
+    result = execute(found, executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
+    text = found.source.text
+    assert text.count("full + stage, brought") == 1
+    broken = replace(found, source=changed(found.source, text.replace("full + stage, brought", "full + stage, STAGE")))
+    assert execute(broken, executor, CATALOG.ops).status.failed
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_many_products(transposed, cluster):
+    """Tiles of one product follow those of another; rows and columns behind a product's end are the next one's."""
+    axes = {"B": 3, "M": 200, "K": 104, "N": 200}
+    found, executor = job(transposed, 4, axes, fusion="gemm.batched", BN=128, CLUSTER=cluster)
+    result = execute(found, executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
 
 
 @pytest.mark.parametrize("transposed", [0, 1])

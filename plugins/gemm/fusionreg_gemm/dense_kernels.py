@@ -87,4 +87,4 @@ def kernels(constants: dict[str, str]) -> tuple[KernelSpec, ...]:
 
 def batched(constants: dict[str, str]) -> tuple[KernelSpec, ...]:
     """Those that compute many products in a launch, each of a weight of its own."""
-    return _tensor_core(constants, batched=True), _plain(constants, batched=True)
+    return wgmma(constants, batched=True), _tensor_core(constants, batched=True), _plain(constants, batched=True)

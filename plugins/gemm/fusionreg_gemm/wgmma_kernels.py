@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from fusionreg.core.spec import KernelSpec, TensorMap
 
 #: Bytes of a stage: 128 of k, of BM rows of x and BN columns of w, and two barriers; of y, two times 16 rows to a warp.
 _STAGE, _OUT = "((BM + BN) * 128 + 16)", "8 * 2 * 16 * COLUMNS * 2"
 #: Seconds of a stage on a busy H200: what the tensor cores take, and what the L2 cache does to bring it.
-_STEP = "max(8e-8 + BN * 2.28e-9, (BM + BN // CLUSTER) * 1.65e-9)"
+_STEP = "max(8e-8 + BN * 2.28e-9, (min(BM, M) + BN // CLUSTER) * 1.65e-9)"
 
 
-def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str, ...] = ("w",)) -> KernelSpec:
+def wgmma(
+    constants: Mapping[str, str], narrow: bool = False, weights: tuple[str, ...] = ("w",), batched: bool = False
+) -> KernelSpec:
     """The kernel for a fusion whose epilogue has these ``constants``.
 
     Args:
         constants: forms of scales and bias.
         narrow: whether x and w are e4m3, else they are of dtype T.
         weights: w, or gate and up, of each of which a tile has half as many columns.
+        batched: whether all tensors have an axis of products in front.
     """
     run = 128 if narrow else 64  # elements of k in a row of a tile
     gated = len(weights) == 2
     width = "(BN // 2)" if gated else "BN"
     box = "BN // 2" if gated else "BN // CLUSTER"
-    tiles = f"ceildiv(M, BM * CLUSTER) * ceildiv(N, {width})"
+    row, column = (1, 2) if batched else (0, 1)  # axes of matrices
+    tiles = f"{'B * ' if batched else ''}ceildiv(M, BM * CLUSTER) * ceildiv(N, {width})"
     pairs = [name for name in ("scale", "bias") if constants[f"{name.upper()}_FORM"] != "-1"]  # are read two at a time
-    contiguous = " and ".join(f"stride({name}, 1) == 1" for name in weights)
+    contiguous = " and ".join(f"stride({name}, {column}) == 1" for name in weights)
+
+    def tensor_map(operand: str, dims: tuple[str, str], stride: str, box: tuple[str, str], **fields: Any) -> TensorMap:
+        products = {"x": "stride(x, 0)", "w": "stride(w, 0)", "y": "M * N"}
+        deep = ("B",) if batched else ()
+        return TensorMap(
+            operand=operand, dims=(*dims, *deep), strides=(stride, *(products[operand] for _ in deep)),
+            box=(*box, *("1" for _ in deep)), **fields,
+        )  # fmt: skip
+
     return KernelSpec(
         name="wgmma",
         template="wgmma.cu.j2",
@@ -53,38 +67,39 @@ def wgmma(constants: Mapping[str, str], narrow: bool = False, weights: tuple[str
             "CLUSTER == 1 or SPLIT == 1",
             "SPLIT == 1 or BN % (32 * SPLIT) == 0",
             *(() if narrow or gated else ("transB == 1 or BN % (64 * CLUSTER) == 0",)),
-            "stride(x, 1 - XT) == 1 and (XT == 0 or stride(x, 1) != 1)",
+            f"stride(x, {column} - XT) == 1 and (XT == 0 or stride(x, {column}) != 1)",
         ),
         constants={
             "NARROW": str(int(narrow)), "GATED": str(int(gated)), "SCALED": "0",
             "OWN": f"{width} // SPLIT",  # columns of a tile that a block finishes
             "COLUMNS": "32 if OWN % 64 else 64",  # those that a warp stores at a time
             "STAGES": f"min(8, (232448 - {_OUT}) // {_STAGE})",
+            "BATCHED": str(int(batched)),
             **constants,
         },
         tensor_maps=(
-            TensorMap(
-                name="x_map", operand="x", dims=("M if XT else K", "K if XT else M"),
-                strides="stride(x, XT)", box=(run, "64 if XT else BM"), swizzle="128", l2_promotion=256,
+            tensor_map(
+                "x", ("M if XT else K", "K if XT else M"), "stride(x, 1 + XT)" if batched else "stride(x, XT)",
+                (str(run), "64 if XT else min(BM, M)"), name="x_map", swizzle="128", l2_promotion=256,
             ),
             *(
-                TensorMap(
-                    name=name, operand=weight, dims=("K if transB else N", "N if transB else K"),
-                    strides=f"stride({weight}, 0)", box=(run, f"{box} if transB else 64"), swizzle="128",
-                    l2_promotion=256,
+                tensor_map(
+                    weight, ("K if transB else N", "N if transB else K"), f"stride({weight}, {row})",
+                    (str(run), f"{box} if transB else 64"), name=name, swizzle="128", l2_promotion=256,
                 )
                 for name, weight in zip(("w_map", "up_map"), weights, strict=False)
             ),
-            TensorMap(
-                name="y_map", operand="y", dims=("N", "M"), strides="N", box=("COLUMNS", "16"), swizzle="COLUMNS * 2"
-            ),
+            tensor_map("y", ("N", "M"), "N", ("COLUMNS", "16"), name="y_map", swizzle="COLUMNS * 2"),
         ),
         grid=f"SPLIT * {tiles} if SPLIT > 1 else CLUSTER * max(1, min({tiles}, multiprocessors // CLUSTER))",
         block="384",
+        programmatic=True,
+        pending="no GPU has run this text",
         cluster="CLUSTER * SPLIT",
         min_blocks=1,
         shared_memory=f"STAGES * {_STAGE} + {_OUT}",
-        estimate=f"5e-6 + max(((M + N * {len(weights)}) * K * {128 // run} + M * N * 2) / 3.95e12 + 7e-6,"
+        estimate=f"5e-6 + max({'B * ' if batched else ''}((M + N * {len(weights)}) * K * {128 // run} + M * N * 2)"
+        " / 3.95e12 + 2e-6,"
         f" ceildiv({tiles}, multiprocessors // (CLUSTER * SPLIT)) * (ceildiv(K, {run} * SPLIT) * {_STEP}"
         f" + {width} // SPLIT * 1.6e-8 + (SPLIT - 1) * 2e-6))",
     )  # fmt: skip
