@@ -47,7 +47,7 @@ TOKENS = (16384, 4096, 64)
 SMALL = (Model("small", 32, 16, 4, 2),)
 SMALL_TOKENS = (6,)
 #: (chunks, multiprocessors that kernels spare and transfers have).
-WAYS = ((2, 0), (2, 16), (4, 16), (2, 32), (4, 32))
+WAYS = ((2, 0), (2, 4), (2, 8), (4, 8), (2, 16))
 CALLS = 7
 
 
