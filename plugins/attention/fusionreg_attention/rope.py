@@ -76,16 +76,14 @@ def _kernel(paged: bool, quantised: bool) -> KernelSpec:
         params={"VEC": (8, 4, 1), "THREADS": (512, 128)},
         valid=(
             f"VEC == (128 // bits(T) if {wide} else 1)",
-            "THREADS == (512 if B * S <= multiprocessors or (H + G) * (D - R) + G * D > 256 * VEC else 128)",
+            "THREADS == (512 if B * S <= multiprocessors else 128)",
         ),
         constants={"PAGED": str(int(paged)), "QUANTISED": str(int(quantised))},
-        grid="max(1, min(multiprocessors * (6 if THREADS == 128 else 1 if B * S <= multiprocessors else 2), max(B * S, "
+        grid="max(1, min(multiprocessors * (1 if THREADS == 512 else 6), max(B * S, "
         f"ceildiv({places} * G * D, 8 * THREADS))))",
         block="THREADS",
-        min_blocks=2,
         workspace=f"max(4, {places} * 4 if {'B * S' if paged else 'S'} > 128 else 0)",
         cooperative=True,
-        pending="not run on a GPU since it leaves rows alone that are written anyway",
         estimate=f"6e-6 + B * S * (2 * H + {3 if quantised else 4} * G) * D * bits(T) / 8 / 3.5e12",
     )
 
