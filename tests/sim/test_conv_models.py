@@ -200,8 +200,18 @@ def test_networks_from_onnx(fusions, network, shape, found):
     ids=str,
 )
 def test_what_no_kernel_is_fast_on_stays_with_the_library(fusions, kind, order, taken):
-    """A layer of ResNet-50: half precision with channels last was measured, also for the normalisation of such models."""
+    """A layer of ResNet-50: half precision with channels last was measured, for normalisation in half precision, too."""
     module = trained(Block(64, 64, act=nn.ReLU())).to(kind).to(memory_format=order)
     x = torch.empty(32, 64, 56, 56, dtype=kind).contiguous(memory_format=order)
     plan = fusions.plan(module, x, policy="balanced")
     assert [match.fusion for match in plan.chosen if match.fusion.startswith("conv.")] == taken
+
+
+def test_a_convolution_alone_stays_with_the_library(fusions):
+    """It matches, since a folded normalisation leaves no more than that in front of what joins the slot."""
+    module = nn.Conv2d(64, 64, 3, padding=1, dtype=torch.float16).to(memory_format=torch.channels_last)
+    x = torch.empty(32, 64, 56, 56, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+    plan = fusions.plan(module, x, policy="balanced")
+    assert not plan.chosen and [lost.match.fusion for lost in plan.losers] == ["conv.conv_bn"]
+    behind = fusions.plan(nn.Sequential(module, nn.SiLU()), x, policy="aggressive")
+    assert [match.base for match in behind.chosen] == ["conv.conv_bn"]
