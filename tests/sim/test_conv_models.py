@@ -200,7 +200,7 @@ def test_networks_from_onnx(fusions, network, shape, found):
     ids=str,
 )
 def test_what_no_kernel_is_fast_on_stays_with_the_library(fusions, kind, order, taken):
-    """A layer of ResNet-50: half precision with channels last was measured, for normalisation in half precision, too."""
+    """A layer of ResNet-50: half precision with channels last was measured, with its normalisation, too."""
     module = trained(Block(64, 64, act=nn.ReLU())).to(kind).to(memory_format=order)
     x = torch.empty(32, 64, 56, 56, dtype=kind).contiguous(memory_format=order)
     plan = fusions.plan(module, x, policy="balanced")
