@@ -163,6 +163,8 @@ def _groups(site: Site, experts: Any) -> dict[str, int] | None:
         return None
     told = apart[1] * apart[2] == experts and spread[-1] == apart[2] and together[-1] == experts
     told = told and lowest.size == 1 and bool(np.isneginf(lowest).all()) and not zeros.any() and bool((ones == 1).all())
+    if told and kept[0] == apart[1]:  # all of them, or the only one
+        return {}
     return {"groups": apart[1], "kept_groups": kept[0], "leaders": leaders[0]} if told else None
 
 

@@ -72,13 +72,14 @@ def sigmoids(logits, bias=None, small=1e-20, factor=2.5):
     return weights / (weights.sum(-1, keepdim=True) + small) * factor, ids
 
 
-def in_groups(logits, bias=None, lowest=float("-inf"), ones=1):
+def in_groups(logits, bias=None, lowest=float("-inf"), ones=1, groups=2):
     """DeepSeek-V3's router: two experts of the better one of two groups."""
     scores = logits.sigmoid()
     ranked = scores if bias is None else scores + bias
-    sums = ranked.view(-1, 2, E // 2).topk(2, dim=-1)[0].sum(dim=-1)
+    sums = ranked.view(-1, groups, E // groups).topk(2, dim=-1)[0].sum(dim=-1)
     best = torch.topk(sums, k=1, dim=-1, sorted=False)[1]
-    mask = torch.zeros_like(sums).scatter_(1, best, ones).unsqueeze(-1).expand(-1, 2, E // 2).reshape(-1, E)
+    mask = torch.zeros_like(sums).scatter_(1, best, ones).unsqueeze(-1).expand(-1, groups, E // groups)
+    mask = mask.reshape(-1, E)
     ids = torch.topk(ranked.masked_fill(~mask.bool(), lowest), k=K, dim=-1, sorted=False)[1]
     weights = scores.gather(1, ids)
     return weights / (weights.sum(-1, keepdim=True) + 1e-20) * 2.5, ids
@@ -127,8 +128,12 @@ def test_near_misses(parts) -> None:
         ),
         (in_groups, GROUPS),
         (lambda s: in_groups(s, torch.tensor([0.3, -0.2, 0.1, 0.2])), GROUPS),
+        (
+            lambda s: in_groups(s, torch.tensor([0.3, -0.2, 0.1, 0.2]), groups=1),
+            {**GROUPS, "groups": 1, "leaders": 1},
+        ),
     ],
-    ids=["twice", "softmax after", "sigmoid", "biased", "in groups", "in groups, biased"],
+    ids=["twice", "softmax after", "sigmoid", "biased", "in groups", "in groups, biased", "in one group"],
 )
 def test_routers(scores, wanted) -> None:
     module, given, graph, run = lifted(scores=scores)
