@@ -97,8 +97,8 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
     """Group after group through rings in shared memory, one to a multiprocessor: loads run ahead of statistics."""
     blocks = TEAM.format("multiprocessors", BYTES)
     part, rounds = f"ceildiv(ceildiv({BYTES}, 16), {blocks})", "ceildiv(N * groups, TEAMS)"
-    held = f"align({part}, 32 * TURN if WHOLE == 2 else 1)"
     stage = "(TURN * (THREADS - 64 - LOOKERS))"
+    stages = f"ceildiv({part}, {stage})"  # the last one may be short, but takes a place in the ring all the same
     return KernelSpec(
         name="stream",
         template="group_forward_stream.cu.j2",
@@ -109,13 +109,13 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
         requires=(WHOLE, FEW, "C // groups * S < 2147483648 and N * groups < 2147483648", "C // groups <= 320"),
         params={
             "WHOLE": (2, 1, 0), "TEAMS": (*TEAM_COUNTS["TEAMS"], 64, 128), "TURN": (2,), "LOOKERS": (128,),
-            "THREADS": (640,),
+            "THREADS": (640, 608, 704),
         },
         valid=(
             "WHOLE == 0 or S * bits(T) % 128 == 0",
-            "WHOLE < 2 or bits(T) == 16 and S % (256 * TURN) == 0",
+            "(bits(T) == 16 and S % (256 * TURN) == 0) if WHOLE == 2 else THREADS == 640",
             f"TEAMS <= N * groups and TEAMS * {blocks} <= multiprocessors",
-            f"ceildiv({held}, {stage}) + 1 < 221184 // ({stage} * 16)",
+            f"{stages} + 1 < 221184 // ({stage} * 16)",
         ),
         constants={
             **flags, "PACKED": "1 if bits(T) == 16 else 0", "EARLY": "0", "SHARED": "2",
@@ -127,16 +127,14 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
         cooperative=True,
         min_blocks=1,
         workspace=f"N * groups * {blocks} * 8",
-        estimate=f"8e-6 + {rounds} * 4.5e-7 + (2 * {rounds} + 1) * {part} * 16 * multiprocessors / 3.4e12"
+        estimate=f"8e-6 + {rounds} * 4.5e-7 + (2 * {rounds} + 1) * {stages} * {stage} * 16 * multiprocessors / 3.4e12"
         f" * (1.06 if {part} * 16 > 110000 else 1)",
     )  # fmt: skip
 
 
 def _ring(flags: Mapping[str, str]) -> KernelSpec:
     """Group after group through places in the memory of clusters: one finished, one looked at, one on its way."""
-    held = f"{BYTES} // SPREAD"
-    clusters = "max(1, min(N * groups, (multiprocessors if SPREAD <= 2 else multiprocessors * 10 // 11) // SPREAD))"
-    rounds = f"ceildiv(N * groups, {clusters})"
+    held, clusters = f"{BYTES} // SPREAD", "max(1, min(N * groups, multiprocessors // SPREAD))"
     return KernelSpec(
         name="ring",
         template="group_forward_ring.cu.j2",
@@ -145,10 +143,10 @@ def _ring(flags: Mapping[str, str]) -> KernelSpec:
         targets=LARGE,
         programmatic=True,
         requires=(WHOLE, FEW, "bits(T) == 16", "C // groups * S < 2147483648 and N * groups < 2147483648", "C <= 2048"),
-        params={"SPREAD": (2, 1, 4), "SLOTS": (3, 2, 4), "TURN": (4, 2), "THREADS": (512, 1024)},
+        params={"SPREAD": (2,), "SLOTS": (3,), "TURN": (4, 2), "THREADS": (512,)},
         valid=(
-            f"S % (256 * TURN) == 0 and {BYTES} % (SPREAD * 512 * TURN) == 0 and {BYTES} <= SPREAD * 1000000",
-            f"SLOTS * ({held}) + C * 8 + 6144 <= 232448 and SLOTS <= max(2, {rounds})",
+            f"S % (256 * TURN) == 0 and {BYTES} % (SPREAD * 512 * TURN) == 0",
+            f"SLOTS * ({held}) + C * 8 + 6144 <= 232448",
         ),
         constants={**flags, "PACKED": "1", "BLOCKS": "SPREAD", "SHARED": "0"},
         grid=f"{clusters} * SPREAD",
@@ -156,7 +154,8 @@ def _ring(flags: Mapping[str, str]) -> KernelSpec:
         cluster="SPREAD",
         min_blocks=1,
         shared_memory=f"SLOTS * ({held}) + C * 8",
-        estimate=f"7e-6 + SPREAD * 2e-7 + {rounds} * ({held}) * 2 * multiprocessors / 3.9e12 - SLOTS * 1e-8",
+        estimate=f"6e-6 + ceildiv(N * groups, {clusters}) * ({held}) * 2 * multiprocessors / 3.2e12"
+        " * (1 if TURN == 4 else 1.08)",
     )  # fmt: skip
 
 
