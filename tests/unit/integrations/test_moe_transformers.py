@@ -27,6 +27,10 @@ DEEPSEEK = (
     "DeepseekV3Config", "deepseek_v3", "DeepseekV3MoE",
     {"moe_intermediate_size": 48, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 1},
 )  # fmt: skip
+GLM4 = (
+    "Glm4MoeConfig", "glm4_moe", "Glm4MoeMoE",
+    {"moe_intermediate_size": 48, "n_routed_experts": 8, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+)  # fmt: skip
 FOUND = {"deepseek_v3": "moe.group_limited_ffn"}
 
 
@@ -57,7 +61,7 @@ def lifted(block: torch.nn.Module, x: torch.Tensor) -> ExportedCallable:
 @pytest.mark.parametrize(
     ("model", "form"),
     [
-        *((m, "grouped_mm") for m in (MIXTRAL, QWEN2, QWEN3, DEEPSEEK)),
+        *((m, "grouped_mm") for m in (MIXTRAL, QWEN2, QWEN3, DEEPSEEK, GLM4)),
         *((m, "batched_mm") for m in (MIXTRAL, DEEPSEEK)),
     ],
     ids=lambda p: p if isinstance(p, str) else p[1],
