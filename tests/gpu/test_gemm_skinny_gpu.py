@@ -23,10 +23,10 @@ def torch():
     return found
 
 
-def only(fusion: str, **params: int) -> Runtime:
-    """A runtime whose fusion has the kernel for few rows alone, pending or not, with these parameters."""
+def only(fusion: str, name: str = "skinny", **params: int) -> Runtime:
+    """A runtime whose fusion has that kernel for few rows alone, pending or not, with these parameters."""
     entry = CATALOG[fusion]
-    kernel = entry.kernel("skinny")
+    kernel = entry.kernel(name)
     fixed = {name: (params.get(name, values[0]),) if params else values for name, values in kernel.spec.params.items()}
     spec = kernel.spec.model_copy(update={"pending": "", "params": FrozenDict(fixed)})
     entry = replace(entry, kernels=(replace(kernel, spec=spec),), members=())
@@ -48,14 +48,14 @@ def test_a_sum_of_64k_terms(torch, rows, split):
         assert torch.equal(runtime.call("gemm.scaled_float32", x, w, *ones, transB=1, activation="none"), y)
 
 
-@pytest.mark.parametrize("transB", [0, 1])
+@pytest.mark.parametrize(("kernel", "transB"), [("skinny", 0), ("skinny", 1), ("stream", 1)])
 @pytest.mark.parametrize("rows", [1, 5, 16, 33, 64, 100])
-def test_against_cublas_at_the_size_of_a_layer(torch, rows, transB):
+def test_against_cublas_at_the_size_of_a_layer(torch, rows, kernel, transB):
     n, k = 4096 + 24, 1024 + 40
     x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(*((n, k) if transB else (k, n)), device="cuda", dtype=torch.bfloat16)
     bias = torch.randn(n, device="cuda", dtype=torch.bfloat16)
-    y = only("gemm.bias").call("gemm.bias", x, w, bias, activation="Relu", transB=transB)
+    y = only("gemm.bias", kernel).call("gemm.bias", x, w, bias, activation="Relu", transB=transB)
     exact = torch.relu(x.double() @ (w.T if transB else w).double() + bias.double())
     assert ((y.double() - exact).abs() <= 1e-3 + 2.0**-7 * exact.abs()).all()
 

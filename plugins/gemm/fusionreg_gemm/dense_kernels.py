@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusionreg.core.spec import KernelSpec
 
 from .skinny_kernels import skinny
+from .stream_kernels import stream
 from .wgmma_kernels import wgmma
 
 #: Tiles of the problem, and FLOPs of one.
@@ -82,7 +83,8 @@ def _tensor_core(constants: dict[str, str], batched: bool = False) -> KernelSpec
 
 def kernels(constants: dict[str, str]) -> tuple[KernelSpec, ...]:
     """All of them, for a fusion whose epilogue has these ``constants``."""
-    return (wgmma(constants), _tensor_core(constants), _plain(constants), skinny(constants, weight="T"))
+    few = skinny(constants, weight="T"), stream(constants, weight="T")
+    return wgmma(constants), _tensor_core(constants), _plain(constants), *few
 
 
 def batched(constants: dict[str, str]) -> tuple[KernelSpec, ...]:

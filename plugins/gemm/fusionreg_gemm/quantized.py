@@ -12,6 +12,7 @@ from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, Region
 
 from .dense import ACTIVATIONS, TRANSPOSED
 from .skinny_kernels import general, skinny
+from .stream_kernels import stream
 from .wgmma_kernels import wgmma
 from .workloads import quantized, scaled
 
@@ -54,7 +55,7 @@ def _weight_only(words: str, summary: str, steps: str, **fields: object) -> Fusi
         autocast="lower",
         constraints=_SHAPES,
         cases=(_EXTREMES, _LONG),
-        kernels=(skinny(constants, weight="W"), general(constants, weight="W")),
+        kernels=tuple(make(constants, weight="W") for make in (skinny, stream, general)),
         workloads=quantized(words),
         tags=("S15", "inference", "gemm", "quantization"),
     )
