@@ -157,3 +157,20 @@ def test_packed_in_another_order(registry):
             return self.merge(self.scores(q, k, None).softmax(-1) @ v)
 
     assert found(registry, Other(packed=True), X) == []
+
+
+def test_the_output_projection_is_the_next_site():
+    """With its bias and the residual: two launches from one normalisation to the next."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend, self.out = Attend(packed=True), nn.Linear(H * D, H * D)
+
+        def forward(self, x):
+            return x + self.out(self.attend(x))
+
+    registry = fusionreg.load_registry(allow=("attention", "gemm"), device="sim")
+    attention, product = registry.plan(Layer().bfloat16().eval(), X.bfloat16())
+    assert attention.fusion == PACKED and product.fusion.startswith("gemm.bias.r")
+    assert product.nodes[-1].endswith("Add") and not {*attention.nodes} & {*product.nodes}
