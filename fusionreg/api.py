@@ -138,10 +138,12 @@ class Registry(Mapping[str, FusionEntry]):
 
         return Measurer()
 
-    def measure(self, plan: Plan, device: int = 0, seconds: float = 60.0) -> tuple[int, int]:
-        """Measures the sites that a plan rests on, and those that only a measurement could let in, on CUDA device
-        ``device``, in processes of their own: those that nobody has measured on this machine, as many as ``seconds``
-        are enough for. The next plan knows.
+    def measure(
+        self, plan: Plan, device: int = 0, seconds: float = 60.0, also: Iterable[Match] = ()
+    ) -> tuple[int, int]:
+        """Measures the sites that a plan rests on, those that only a measurement could let in, and further matches, on
+        CUDA device ``device``, in processes of their own: what nobody has measured on this machine, as much of it as
+        ``seconds`` are enough for. The next plan knows.
 
         Returns: how many were measured, or found to be none that can be, and how many are left.
         Raises: :class:`ArgumentError` in the simulator, and where what this machine found counts for nothing
@@ -152,7 +154,7 @@ class Registry(Mapping[str, FusionEntry]):
         if self.frozen or self.device == "sim":
             found = "a frozen registry" if self.frozen else "a registry of the simulator"
             raise ArgumentError("cannot measure", "sites", found, "one on a GPU that takes what it finds here")
-        sites = unmeasured(plan, self.catalog, self._gains.known)
+        sites = unmeasured(plan, self.catalog, self._gains.known, tuple(also))
         if not sites:
             return 0, 0
         done = self._measurer.measure(sites, device, seconds)
@@ -327,9 +329,7 @@ class Registry(Mapping[str, FusionEntry]):
             warnings.warn(told, NothingFusedWarning, stacklevel=_outside())
         return opened.wrap(made)
 
-    def build(
-        self, model: Any, *, policy: Policy = "balanced", plan: Plan | None = None, **extra: Any
-    ) -> FusedModel:
+    def build(self, model: Any, *, policy: Policy = "balanced", plan: Plan | None = None, **extra: Any) -> FusedModel:
         """A :class:`FusedModel` of a lifted graph, or of what ``open_model`` gave; ``policy`` and ``plan`` as for
         :meth:`fuse`."""
         from fusionreg.model import FusedModel

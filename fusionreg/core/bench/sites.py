@@ -81,13 +81,15 @@ def _channels_last(strides: Sequence[int]) -> bool:
     return len(strides) > 2 and strides[1] == 1
 
 
-def unmeasured(plan: Plan, catalog: Catalog, known: Callable[[str], Collection[str]]) -> tuple[Site, ...]:
+def unmeasured(
+    plan: Plan, catalog: Catalog, known: Callable[[str], Collection[str]], also: Sequence[Match] = ()
+) -> tuple[Site, ...]:
     """What a plan rests on and nobody has measured on this machine: its sites, and those that only a measurement could
     let in, the largest first: parts of them wait for the next plan. ``known``: fusion → names of the workloads that
-    there are rows of."""
+    there are rows of; ``also``: further matches."""
     unsure = [x.match for x in plan.losers if undecided(x.reason)]
     sets = [frozenset(m.nodes) for m in (*plan.chosen, *unsure)]
-    matches = [*plan.chosen, *(m for m in unsure if not any(s > frozenset(m.nodes) for s in sets))]
+    matches = [*plan.chosen, *(m for m in unsure if not any(s > frozenset(m.nodes) for s in sets)), *also]
     found = dict.fromkeys(s for m in matches if not m.captured and (s := site_of(catalog, m)) is not None)
     return tuple(s for s in found if s.workload.name not in known(s.fusion))
 

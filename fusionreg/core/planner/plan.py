@@ -200,7 +200,7 @@ def _choose(
     saved = [costs.saved(m, extra=e) for m, e in zip(ordered, extra, strict=True)]
     broken: dict[int, str] = {}
     for i, (m, backward) in enumerate(zip(ordered, backwards, strict=True)):
-        reason = backward if isinstance(backward, str) else backward.refusal(policy) if backward is not None else None
+        reason = backward.refusal(policy, cost) if isinstance(backward, Backward) else backward
         if reason is None:
             reason = refusal(m, saved[i], policy, cost, _plain(costs, m), accepts, fusions)
             if reason and isinstance(backward, Backward) and backward.cost(cost) != Cost():

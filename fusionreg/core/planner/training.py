@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..ir import Graph
-from .costs import Cost, CostModel
+from .costs import ROUTED, Cost, CostModel, Gain
 from .executor import PRODUCTS
 
 if TYPE_CHECKING:
     from ..matcher.match import Match
+
+#: Why a site is not taken whose backward fusion has more to multiply than others have.
+UNSURE = "its backward pass multiplies matrices again: it needs a measurement, and there is none of the like"
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,10 @@ class Backward:
         """The operators that are computed again, in order."""
         return () if self.graph is None else tuple(self.graph.node_by_name[n].op for n in self.again)
 
-    def refusal(self, policy: str) -> str | None:
+    def refusal(self, policy: str, model: CostModel) -> str | None:
         """Why a policy does not take a match for what its backward pass computes again, None where it does."""
+        if policy != "aggressive" and self._multiplies_again() and self._gain(model) is None:
+            return UNSURE
         if policy == "conservative" and self.again:
             return f"policy conservative: its backward pass would compute {_listed(self.operators)} again"
         if policy != "aggressive" and self.products:
@@ -63,7 +68,7 @@ class Backward:
         results, which may even be less. Anything else runs as the executor runs it.
         """
         if self.call is not None and self.graph is not None:
-            return self._slower(model, self.call, self.graph)
+            return self._slower(model, self.call)
         if self.graph is None or not self.again:
             return Cost()
         graph, mine = self.graph, {*self.again}
@@ -79,11 +84,24 @@ class Backward:
         seconds = moved / model.device.bandwidth + flops / model.device.vector_flops
         return Cost(moved, flops, 0, seconds)
 
-    def _slower(self, model: CostModel, call: Match, graph: Graph) -> Cost:
+    def _multiplies_again(self) -> bool:
+        """Whether a backward fusion has products of the forward pass to make again that others keep: all of layers of
+        experts do, and no other."""
+        if self.call is None or self.graph is None:
+            return False
+        return any(self.graph.node_by_name[n].op in ROUTED for n in self.call.nodes)
+
+    def _gain(self, model: CostModel) -> Gain | None:
+        """How the backward fusion measured against the executor."""
+        if self.call is None or self.graph is None:
+            return None
+        values = (*self.call.inputs.values(), *self.call.outputs.values())
+        return model.gains(self.call, model.executor, sum(model.size(self.graph.values[v]) for v in values))
+
+    def _slower(self, model: CostModel, call: Match) -> Cost:
         """What a backward fusion takes more than the executor, where somebody measured that. Where it takes less, that
         is left to the graph of the backward pass, which has what stands around it."""
-        size = sum(model.size(graph.values[v]) for v in (*call.inputs.values(), *call.outputs.values()))
-        gain, own = model.gains(call, model.executor, size), model.kernels(call)
+        gain, own = self._gain(model), model.kernels(call)
         if gain is None or own is None or gain.ratio <= 1.0:
             return Cost()
         return Cost(seconds=own - own / gain.ratio)

@@ -87,6 +87,8 @@ def test_what_a_plan_rests_on(catalog):
     losers = (Loser(match(m=3), UNSURE), Loser(match(m=4), "saves nothing"), Loser(match(m=5, captured=True), UNSURE))
     found = unmeasured(plan(match(), match(), losers=losers), catalog, lambda fusion: ())
     assert [s.workload.axes["M"] for s in found] == [64, 3]
+    found = unmeasured(plan(match(), losers=losers), catalog, lambda fusion: (), also=[match(m=9), match()])
+    assert [s.workload.axes["M"] for s in found] == [64, 3, 9]
     assert unmeasured(plan(match()), catalog, lambda fusion: {found[0].workload.name}) == ()
     parts = (Loser(replace(match(m=3), nodes=("a",)), UNSURE), Loser(match(m=4), UNSURE))
     found = unmeasured(plan(losers=parts), catalog, lambda fusion: ())

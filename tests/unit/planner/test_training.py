@@ -147,3 +147,18 @@ def test_a_backward_fusion_that_measured_slower_costs_the_difference(ratio, cost
     assert bool(made.chosen) != costs
     if costs:
         assert "acme.backward, +3000000.00 µs as measured" in made.losers[0].reason
+
+
+def test_layers_of_experts_train_fused_by_measurement():
+    """Their backward fusion makes the products of the forward pass again, which others keep."""
+    from fusionreg.core.planner.costs import ROUTED
+    from fusionreg.core.planner.training import UNSURE
+
+    (op,) = ROUTED
+    graph = chain(m=64, k=8, n=64)
+    whole = max(matches_of(graph, gemm()), key=lambda m: len(m.nodes))
+    nodes = tuple(replace(n, op=op) if n.op == "MatMul" else n for n in graph.nodes)
+    experts = Backward("acme.backward", call=whole, graph=graph.with_(nodes=nodes))
+    assert experts.refusal("balanced", model()) == UNSURE and experts.refusal("aggressive", model()) is None
+    assert experts.refusal("balanced", model(gains=lambda m, e, s: Gain(0.9))) is None
+    assert Backward("acme.backward", call=whole, graph=graph).refusal("balanced", model()) is None

@@ -27,7 +27,7 @@ def test_a_plan_is_made_again_as_long_as_something_was_measured(
 ) -> None:
     plans, answers = list[Any](), iter((3, 1, 0))
 
-    def measure(self: Any, plan: Any, device: int, seconds: float) -> tuple[int, int]:
+    def measure(self: Any, plan: Any, device: int, seconds: float, also: Any) -> tuple[int, int]:
         plans.append((plan, device, seconds))
         return next(answers, 0), 0
 
@@ -51,7 +51,7 @@ def test_measuring_has_its_time(compiled: Any, reports: Any, registry: Any, monk
     """A graph whose time is over is planned with what there is, and says so."""
     now, asked = [0.0], list[float]()
 
-    def measure(self: Any, plan: Any, device: int, seconds: float) -> tuple[int, int]:
+    def measure(self: Any, plan: Any, device: int, seconds: float, also: Any) -> tuple[int, int]:
         asked.append(seconds)
         now[0] += 4.0
         return 1, 3

@@ -11,6 +11,8 @@ import torch
 
 from fusionreg.core.errors import FusionregError, ModelError
 from fusionreg.core.matcher.match import Match
+from fusionreg.core.planner.training import UNSURE as MULTIPLIES
+from fusionreg.core.planner.training import Backward
 
 from ..operators import Operators
 from . import autocast, maps
@@ -147,7 +149,7 @@ class Fuser:
 
         plan = planned()
         for _ in range(_TURNS if measure else 0):
-            if not self._measured(plan, reach.place):
+            if not self._measured(plan, reach.place, _backwards(plan, gradients)):
                 break
             plan = planned()
         return _Planned(traced, lowered, gradients, reach, plan)
@@ -166,14 +168,14 @@ class Fuser:
             root.register_buffer(name, tensor, persistent=False)
         return torch.fx.GraphModule(root, graph)
 
-    def _measured(self, plan: Plan, place: torch.device) -> int:
+    def _measured(self, plan: Plan, place: torch.device, also: Sequence[Match]) -> int:
         """How many sites of a plan were measured now."""
         if _ranks() > 1:
             self._tell("nothing is measured in one of several processes: each would choose for itself")
             return 0
         start = time.monotonic()
         try:
-            done, left = self.registry.measure(plan, place.index or 0, self._measuring)
+            done, left = self.registry.measure(plan, place.index or 0, self._measuring, also)
         except FusionregError as error:
             self._tell(str(error))
             return 0
@@ -200,6 +202,13 @@ class Fuser:
         )
         lost = tuple(LostSite(x.match.fusion, *described(x.match), x.reason) for x in plan.losers)
         return Report(fused, lost, (), lowered.opaque, self.options.policy, plans=(plan.digest,))
+
+
+def _backwards(plan: Plan, gradients: Gradients) -> list[Match]:
+    """The calls of backward fusions that could keep a site out."""
+    sites = (*plan.chosen, *(x.match for x in plan.losers if x.reason == MULTIPLIES))
+    found = [gradients.backward(m) for m in sites]
+    return [b.call for b in found if isinstance(b, Backward) and b.call is not None]
 
 
 def _ranks() -> int:
