@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: Seconds that one site may take, its compilation included.
 PATIENCE = 45.0
 #: Seconds without a job after which the process ends: what it holds of the device is free again.
-IDLE = 30.0
+IDLE = 60.0
 #: Processes that compile, at most; and the share of the time that is given which that may take.
 COMPILING, SHARE = 8, 0.6
 #: Milliseconds that one round of one competitor gets.
