@@ -12,9 +12,10 @@ from typing import Any
 HERE = Path(__file__).parent
 
 
-def run_ranks(script: str, count: int, folder: Path) -> list[dict[str, Any]]:
-    """What each of ``script RANK STORE`` printed last, as JSON; a rank that failed is an assertion with its words."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def run_ranks(script: str, count: int, folder: Path, families: str) -> list[dict[str, Any]]:
+    """What each of ``script RANK STORE`` printed last, as JSON; a rank that failed is an assertion with its words.
+    ``families``: those that the ranks load."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FUSIONREG_LOAD_PLUGINS": families}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(HERE / script), str(rank), str(folder / "store")], env=environment, text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,8 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
         f"--rootdir={folder}",
         *arguments,
     ]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250)
+    env = {**os.environ, "FUSIONREG_LOAD_PLUGINS": "acme, gemm"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, env=env)
 
 
 def test_the_plugin_alone_imports_nothing_heavy():

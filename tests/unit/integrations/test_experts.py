@@ -14,7 +14,7 @@ from fusionreg.integrations.torch.experts import expert_parallel_ffn
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_three_ranks_of_which_one_has_no_expert_and_one_no_token(tmp_path: Path) -> None:
-    found = run_ranks("experts_worker.py", 3, tmp_path)
+    found = run_ranks("experts_worker.py", 3, tmp_path, "moe")
     for rank, tokens in enumerate((5, 4, 0)):
         for chunks in (1, 3):
             assert found[rank][f"rows {chunks}"] == [tokens, 16]
