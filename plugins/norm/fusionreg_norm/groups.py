@@ -43,10 +43,6 @@ def group_cases(values: Mapping[str, str], dropout: bool) -> tuple[Case, ...]:
             name="channels_across_vectors", axes={"N": 2, "C": 16, "S": 49}, attributes={**chance, "groups": 2},
             batch=(1,), summary="a vector of 16 bytes holds the end of one channel and the start of another",
         ),
-        Case(
-            name="chunks", axes={"N": 2, "C": 8, "S": 1024}, attributes={**chance, "groups": 4},
-            summary="a warp's vectors are of one channel",
-        ),
         Case(name="volume", axes={"N": 1, "C": 6, "S": 2}, batch=(3, 4), attributes={**chance, "groups": 3}),
         Case(
             name="far_from_zero", axes={"N": 2, "C": 8, "S": 64}, attributes={**chance, "groups": 2}, values=values,
@@ -118,12 +114,16 @@ _ADDED = Region(
 )
 
 
-_IN_TURN = Case(
-    name="chunks_in_turn",
-    axes={"N": 50, "C": 4, "S": 1024},
-    attributes={"groups": 4, "p": 0.4},
-    summary="each multiprocessor has more groups than it holds",
-)
+def _chunk_cases(dropout: bool) -> tuple[Case, ...]:
+    """For kernels whose warps have chunks of one channel."""
+    attributes = {"groups": 4, **({"p": 0.4} if dropout else {})}
+    return (
+        Case(name="chunks", axes={"N": 2, "C": 8, "S": 1024}, attributes=attributes),
+        Case(
+            name="chunks_in_turn", axes={"N": 50, "C": 4, "S": 1024}, attributes=attributes,
+            summary="each multiprocessor has more groups than it holds",
+        ),
+    )  # fmt: skip
 
 
 def _fusion(
@@ -144,10 +144,7 @@ def _fusion(
         axes=AXES,
         attributes={**GROUPS, **(DROPOUT if dropout else {}), **EPSILON},
         constraints=(*DIVIDES, *(("0 <= p and p <= 1",) if dropout else ())),
-        cases=(
-            *group_cases({"x": "offset", "scale": "ones", "bias": "zeros"}, dropout),
-            *((_IN_TURN,) if dropout else ()),
-        ),
+        cases=group_cases({"x": "offset", "scale": "ones", "bias": "zeros"}, dropout) + _chunk_cases(dropout),
         tolerances=(GROUP_TOLERANCE,),
         workloads=workloads(words),
         regions=regions,
