@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -88,7 +88,7 @@ def convert(program: Program, ops: Vocabulary | None = None) -> Imported:
     for spec in pure.inputs:
         _input(e, pure, spec, written, live, states)
     for call in calls:
-        emit_call(e, call, pure)
+        emit_call(e, call, pure, live)
     values: list[V] = []
 
     def output(value: Any) -> int:
@@ -114,15 +114,10 @@ def _live(program: Program) -> tuple[set[str], list[Call]]:
     kept: list[Call] = []
     for call in reversed(program.calls):
         if call.target not in SILENT and any(o in needed for o in call.outputs if o):
-            kept.append(asked(call, needed))
+            kept.append(call)
             needed.update(call.refs())
     kept.reverse()
     return needed, kept
-
-
-def asked(call: Call, needed: Collection[str]) -> Call:
-    """The call without names for further results that nobody reads: there need not be a form for them."""
-    return replace(call, outputs=tuple(o if i == 0 or o in needed else "" for i, o in enumerate(call.outputs)))
 
 
 def _input(
@@ -153,8 +148,12 @@ def _input(
         e.env[spec.name] = e.weight(spec.target, array, meta.dtype, key)
 
 
-def emit_call(e: Emitter, call: Call, program: Program) -> None:
-    """Emits one call and binds its results; unknown operators are decomposed first."""
+def emit_call(e: Emitter, call: Call, program: Program, read: Collection[str] | None = None) -> None:
+    """Emits one call and binds its results; unknown operators are decomposed first.
+
+    ``read``: the names that somebody reads, where that is known: for further results that nobody does, there need not
+    be a form.
+    """
     emit = TABLE.get(call.target)
     if emit is None:
         _spell_out(e, call, program)
@@ -177,13 +176,13 @@ def emit_call(e: Emitter, call: Call, program: Program) -> None:
     if made is NotImplemented:
         _spell_out(e, call, program)
         return
-    bind_results(e, call, made if isinstance(made, tuple | list) else (made,))
+    bind_results(e, call, made if isinstance(made, tuple | list) else (made,), read)
 
 
-def bind_results(e: Emitter, call: Call, made: Sequence[Any]) -> None:
-    """Gives the values that a call became its names."""
-    for name, value, meta in zip(call.outputs, made, e.metas, strict=False):
-        if name:
+def bind_results(e: Emitter, call: Call, made: Sequence[Any], read: Collection[str] | None = None) -> None:
+    """Gives the values that a call became its names; ``read`` as for :func:`emit_call`."""
+    for i, (name, value, meta) in enumerate(zip(call.outputs, made, e.metas, strict=False)):
+        if name and (value is not None or i == 0 or read is None or name in read):
             e.env[name] = _bound(e, name, value, meta)
 
 

@@ -19,7 +19,7 @@ from fusionreg.core.lift import lift
 from fusionreg.core.lift.widening import widen
 
 from ..aten import SILENT
-from ..convert import asked, emit_call
+from ..convert import emit_call
 from ..emitter import Emitter, N, V
 from ..operators import Operators
 from ..operators.schema import NAMESPACE
@@ -71,16 +71,17 @@ class _Lowering:
         self.e = Emitter(self.program.name, self.ops)
         self.seeds: list[V] = []
         self.opaque: dict[str, None] = {}
+        self.read: set[str] = set()
 
     def run(self, widening: bool) -> Lowered:
         e = self.e
         for spec in self.program.inputs:
             e.env[spec.name] = self._input(spec.name) if spec.kind == "user" else spec.value
-        read = {name for call in self.program.calls for name in call.refs()}
-        read.update(name for o in self.program.outputs for name in refs(o.value))
+        self.read = {name for call in self.program.calls for name in call.refs()}
+        self.read.update(name for o in self.program.outputs for name in refs(o.value))
         for call in self.program.calls:
             if call.target not in SILENT:
-                self._call(asked(call, read))
+                self._call(call)
         results = [e.env[name] for o in self.program.outputs for name in refs(o.value)]
         kept = list(dict.fromkeys(v for v in results if isinstance(v, V)))
         raw = e.build(kept)
@@ -112,7 +113,7 @@ class _Lowering:
         if not ((call.target in BARRIERS and self.differentiated) or _moves(call)):
             made = len(e.nodes)
             try:
-                emit_call(e, call, self.program)
+                emit_call(e, call, self.program, self.read)
                 return
             except ModelError:
                 del e.nodes[made:]
