@@ -259,7 +259,7 @@ def test_one_graph_serves_other_extents(name, tmp_path):
         call = ExportedCallable(imported, lambda given, g=imported.graph: evaluate(g, given, ops=OPS))
         for given in (args, grown(args, DYNAMIC[name])):
             with torch.no_grad():
-                agree(call(*given), module(*given))
+                agree(call(*given), module(*given), 5e-5)  # sums of products of products, in whatever order a CPU has
 
 
 def test_dynamic_reshapes_are_constant_operands():
