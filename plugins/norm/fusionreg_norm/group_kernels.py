@@ -104,7 +104,6 @@ def _stream(flags: Mapping[str, str]) -> KernelSpec:
         template="group_forward_stream.cu.j2",
         regions=("y",),
         summary="teams of blocks, each with rings of stages in its shared memory, loads always under way, read once",
-        pending="not run on a GPU since a warp's vectors are of one channel",
         targets=LARGE,
         requires=(WHOLE, FEW, "C // groups * S < 2147483648 and N * groups < 2147483648", "C // groups <= 320"),
         params={
@@ -139,7 +138,6 @@ def _ring(flags: Mapping[str, str]) -> KernelSpec:
         name="ring",
         template="group_forward_ring.cu.j2",
         summary="clusters of blocks, each with several groups in its shared memory, loads always under way, read once",
-        pending="not run on a GPU yet",
         targets=LARGE,
         programmatic=True,
         requires=(WHOLE, FEW, "bits(T) == 16", "C // groups * S < 2147483648 and N * groups < 2147483648", "C <= 2048"),
