@@ -162,7 +162,6 @@ def _packed(parts: Mapping[str, str], tensors: tuple[str, ...], seconds: str) ->
     return KernelSpec(
         name="packed",
         template="row_backward_packed.cu.j2",
-        pending="not run on a GPU since its sums were written anew",
         regions=("dx",),
         summary="as columns, two elements to a word; GELU from a table, sums of a row by the tensor cores",
         targets=("sm_90+",),
