@@ -44,7 +44,7 @@ def stream(constants: Mapping[str, str], weight: str = "T") -> KernelSpec:
         shared_memory=f"STAGES * 16 * W_PITCH + {_SUMS}",
         programmatic=True,
         min_blocks=1,
-        pending="of 8192 rows, a few sums in a million were wrong on a GPU: a stage may be given back too early",
+        pending="of 8192 rows, some sums were wrong on a GPU: a stage may be given back too early",
         estimate=f"4e-6 + ceildiv(M, BM) * max(N * K * {size} / (4.3e12 if {size} == 2 else 3.5e12),"
         f" ceildiv(ceildiv(N, 16), multiprocessors) * 16 * K * {size} / 5e10)",
     )  # fmt: skip
