@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusionreg.core.bench import Check, Subject
+from fusionreg.core.conformance.coverage import open_dtypes
 from fusionreg.core.dtypes import dtype as dtype_row
 from fusionreg.core.errors import LaunchError
 from fusionreg.core.expressions import Expression
@@ -140,9 +141,8 @@ def bound(
     alone = replace(kernel, spec=kernel.spec.model_copy(update={"pending": ""}))
     only = replace(catalog, fusions=FrozenDict({entry.name: replace(entry, kernels=(alone,))}))
     runtime = Runtime(only, "auto", cache, tuned={kernel.key: params})
-    found = [
-        runtime.bind(entry.name, *(arrays.get(n) for n in entry.inputs), **subject.trial.keywords) for arrays in sets
-    ]
+    keywords = {**subject.trial.keywords, **open_dtypes(entry, subject.trial)}
+    found = [runtime.bind(entry.name, *(arrays.get(n) for n in entry.inputs), **keywords) for arrays in sets]
     for one in found[:1]:
         if one.kernel != kernel.key:
             raise LaunchError("cannot time", kernel.key, one.reason, "a kernel that accepts the arrays")

@@ -245,6 +245,17 @@ def test_epilogues(fusion, activation, computes) -> None:
             torch.testing.assert_close(peer.exact(*given)[0], Verifier(subject.graph, OPS, arrays).exact[0])
 
 
+def test_a_dtype_that_no_input_tells_is_the_workloads() -> None:
+    row = Workload(
+        name="small", row="", axes={"M": 3, "N": 32, "K": 64}, dtypes={"T": "bfloat16"},
+        attributes={"transB": 1, "activation": "none"},
+        forms={"w": "float8_e4m3fn[N K]", "scale_x": "float32[M 1]", "scale_w": "float32[N]"},
+    )  # fmt: skip
+    place = place_of(Subject.of(shipped()["gemm.scaled"], row, "sm_90a", OPS))
+    found = {e.name: e.check() for e in place.entrants() if e.name in ("plain", "eager")}
+    assert len(found) == 2 and all(check.ok for check in found.values()), found
+
+
 def test_a_wrong_kernel_is_caught(tmp_path) -> None:
     wrong = plugin_kit.ADD_RELU.replace("bias[i % N]", "bias[0]")
     catalog = plugin_kit.catalog(tmp_path, {"k.cu.j2": wrong}, plugin_kit.add_relu(workloads=(ROW,)))
