@@ -51,9 +51,11 @@ def _scale(s: Site, first: int) -> float:
 
 def _attention(s: Site) -> Any:
     statistics = len(s.node.outputs) > 4  # those in between have names, which nobody reads
-    if (s.outputs > 1 and not statistics) or s.rank() != 4 or any(s.given(i) for i in (4, 5, 6)):
+    if (s.outputs > 1 and not statistics) or s.rank() != 4 or s.given(4) or s.given(5):
         raise unwritten(s.node, "a cache, packed heads or further outputs")
     _check(s)
+    if s.given(6):
+        return _of_lengths(s)
     mask, causal = (s.args[3] if s.given(3) else None), bool(s.attributes["is_causal"])
     if mask is not None and causal:  # torch takes one of them
         later = torch.triu(s.args[0].new_ones((s.extents(0)[2], s.extents(1)[2]), dtype=torch.bool), 1)
@@ -71,6 +73,47 @@ def _attention(s: Site) -> Any:
         enable_gqa=s.extents(0)[1] != s.extents(1)[1],
     )
     return (y, s.args[1], s.args[2], None, _scores(s, 0, 3).logsumexp(-1)) if statistics else y
+
+
+def _of_lengths(s: Site) -> Any:
+    """Of sequences with so many keys, the last query being at the last of them; none gives 0."""
+    if s.given(3) or s.outputs > 1:
+        raise unwritten(s.node, "lengths beside a mask, or further outputs")
+    q, k, v = s.args[:3]
+    queries, keys = (torch.arange(s.extents(i)[2], device=q.device) for i in (0, 1))
+    lengths = s.args[6].long().clamp(0, s.extents(1)[2])[:, None, None, None]
+    seen = keys < lengths
+    if s.attributes["is_causal"]:
+        seen = torch.logical_and(seen, keys - queries[:, None] <= lengths - s.extents(0)[2])
+    return _seen(s, q, k, v, seen)
+
+
+def _varlen(s: Site) -> Any:
+    """Of sequences one behind the other: what is of another one is masked."""
+    _check(s)
+    q, k, v = (x.transpose(0, 1)[None] for x in s.args[:3])
+    (count, _, _), (known, _, _), (many,) = s.extents(0), s.extents(1), s.extents(3)
+    if many < 2:  # no sequence
+        return torch.zeros_like(s.args[0])[:, :, :1].expand(-1, -1, s.extents(2)[2])
+    starts = s.args[3].long().clamp(0, count).cummax(0).values
+    from_key = s.args[4].long().clamp(0, known)
+    query, key = (torch.arange(n, device=q.device) for n in (count, known))
+    which = (starts[1:, None] <= query).sum(0)
+    of_any = torch.logical_and(which < many - 1, query >= starts[0])
+    which = which.clamp(max=many - 2)
+    first = from_key[which]
+    last = torch.maximum(first, from_key[which + 1])[:, None]
+    seen = torch.logical_and(of_any[:, None], torch.logical_and(key >= first[:, None], key < last))
+    if s.attributes["is_causal"]:
+        seen = torch.logical_and(seen, key - last <= (query - starts[which + 1])[:, None])
+    return _seen(s, q, k, v, seen)[0].transpose(0, 1)
+
+
+def _seen(s: Site, q: Any, k: Any, v: Any, seen: Any) -> Any:
+    """[B H Q E]: attention to keys that are seen, 0 of a query that sees none."""
+    scale, shared = s.attributes["scale"], s.extents(0)[1] != s.extents(1)[1]
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=shared)
+    return torch.where(seen.any(-1, keepdim=True), y, 0.0)
 
 
 def _attention_grad(s: Site) -> Any:
@@ -92,5 +135,9 @@ def _attention_grad(s: Site) -> Any:
 
 
 WRITERS: Mapping[str, Callable[[Site], Any]] = FrozenDict(
-    {"Attention": _attention, "fusionreg::AttentionGrad": _attention_grad}
+    {
+        "Attention": _attention,
+        "fusionreg::AttentionGrad": _attention_grad,
+        "fusionreg::VarlenAttention": _varlen,
+    }
 )

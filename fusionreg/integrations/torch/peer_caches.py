@@ -65,6 +65,15 @@ def _append_pages(s: Site) -> Any:
     return put[: pages * places].reshape(pages, places, heads, width).view(s.dtype())
 
 
+def _pages(s: Site) -> Any:
+    cache, table = s.args
+    pages, places, heads, width = s.extents(0)
+    sequences, many = s.extents(1)
+    at = table.long()
+    at = torch.where(at < 0, at + pages, at).clamp(0, max(pages - 1, 0))
+    return cache[at.flatten()].reshape(sequences, many * places, heads, width).transpose(1, 2)
+
+
 def _quantize(s: Site) -> Any:
     kind = s.attributes["output_dtype"]
     if kind != "float8_e4m3fn" or s.given(2) or s.rank(1):
@@ -79,5 +88,6 @@ WRITERS: Mapping[str, Writer] = FrozenDict(
         "attention::Rotate": _rotate,
         "attention::AppendCache": _append,
         "attention::AppendPages": _append_pages,
+        "attention::Pages": _pages,
     }
 )
