@@ -54,17 +54,15 @@ def _finite(value: Any) -> Any:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], status: int | None = None) -> None:
     """Prints rows; column number ``status`` is coloured by its word."""
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     view = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         view.add_column(column, overflow="fold", no_wrap=i == 0)
     for row in rows:
-        cells = [escape(str(c)) for c in row]
-        if status is not None:
-            cells[status] = f"[{STYLES.get(str(row[status]), 'red')}]{cells[status]}[/]"
-        view.add_row(*cells)
+        words = [str(c) for c in row]
+        view.add_row(*(Text(w, STYLES.get(w, "red") if i == status else "") for i, w in enumerate(words)))
     console().print(view)
 
 

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "fusionreg"
 #: Every module or package of fusionreg/core by floor.
 CORE: dict[int, set[str]] = {
     0: {"errors", "dtypes", "targets", "frozen", "expressions", "intervals", "places", "occupancy"},
-    1: {"ir", "ops", "records", "spec", "tensors", "evaluate"},
+    1: {"ir", "ops", "records", "spec", "workload", "tensors", "evaluate"},
     2: {"pattern", "matcher", "rewrite"},
     3: {"registry", "validate", "manifest", "lift"},
     4: {"planner", "problem", "render"},

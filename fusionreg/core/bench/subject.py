@@ -22,7 +22,7 @@ from ..problem import Candidate, Problem, Selection, select
 from ..proof.evidence import stripped
 from ..render import render
 from ..spec import Workload
-from ..validate.fusion import form_index
+from ..validate.cases import form_index
 from .floors import Traffic
 
 if TYPE_CHECKING:

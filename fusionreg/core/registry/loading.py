@@ -10,7 +10,8 @@ from typing import Any
 from ..errors import FusionregError, SpecError, UnknownNameError
 from ..ops import Vocabulary, check_cuda
 from ..spec import Case, FusionSpec, KernelSpec, OpSpec
-from ..validate.fusion import check_case, check_fusion
+from ..validate.cases import check_case
+from ..validate.fusion import check_fusion
 from ..validate.gradients import check_backward
 from ..validate.kernel import check_kernel
 from ..validate.names import Problems

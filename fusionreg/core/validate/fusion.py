@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
-from itertools import product
-from math import inf, isfinite, isnan, prod
+from math import inf, isfinite
 from typing import Any
 
 from ..dtypes import DTYPES
 from ..errors import SpecError, UnknownNameError
 from ..frozen import FrozenDict
-from ..intervals import EXTENT, Conditions
 from ..pattern.instantiate import AttributeName, PatternGraph, parse_pattern
 from ..registry.entries import FusionEntry
-from ..spec import GOAL_NAMES, REQUIRED, WHOLE_NUMBERS, AttributeSpec, Case, FusionSpec, OpSpec, Workload
+from ..spec import REQUIRED, FusionSpec, OpSpec
 from ..tensors import TensorType, folded_axis
-from .names import Problems, Scope, check_names
+from .cases import check_case, check_workload
+from .names import Problems, check_names
+from .scopes import fusion_scope, never, of_type
 
-#: Predicates that make sense before any memory is laid out: a constraint is decided when a graph is matched.
-GRAPH_PREDICATES = frozenset({"present", "rank", "shape", "form"})
 #: Units of the last place that a tolerance may displace inputs by: more would forgive a wrong approximation.
 MOST_DISPLACED = 16.0
 #: Absolute error that a tolerance may allow: far below values of natural size.
 MOST_ABSOLUTE = 1e-6
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 def check_fusion(
@@ -118,38 +115,6 @@ def _check_open(problems: Problems, spec: FusionSpec) -> None:
         problems.add("regions", "two regions have one name", "unique names")
 
 
-def fusion_scope(entry: FusionEntry) -> Scope:
-    """What a constraint may read."""
-    spec = entry.spec
-    words: dict[str, tuple[str, ...]] = {**spec.dtypes, **entry.choices}
-    words |= {n: tuple(map(str, a.choices)) for n, a in spec.attributes.items() if a.type == "str" and a.choices}
-    names = {*entry.axes, *spec.attributes, *spec.dtypes, *entry.choices}
-    return Scope(frozenset(names), frozenset(entry.tensors), GRAPH_PREDICATES, words)
-
-
-def environments(entry: FusionEntry, names: frozenset[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Every combination of the fusion's finite names (of ``names`` only), each axis an interval of extents."""
-    spec = entry.spec
-    finite: dict[str, tuple[Any, ...]] = {**spec.dtypes, **entry.choices}
-    finite |= {n: a.choices for n, a in spec.attributes.items() if a.choices}
-    finite |= {n: (False, True) for n, a in spec.attributes.items() if a.type == "bool" and not a.choices}
-    chosen = {n: v for n, v in finite.items() if names is None or n in names}
-    axes = {a: EXTENT for a in entry.axes if a not in finite}
-    for values in product(*chosen.values()):
-        yield {**axes, **dict(zip(chosen, values, strict=True))}
-
-
-def never(conditions: tuple[str, ...], entry: FusionEntry) -> str | None:
-    """A condition that keeps all of them from ever holding together, None when nothing proves that there is one."""
-    parsed = Conditions(conditions)
-    wrong = None
-    for env in environments(entry, parsed.names):
-        wrong = parsed.impossible(env)
-        if wrong is None:
-            return None
-    return wrong
-
-
 # --- parts -----------------------------------------------------------------------------------------------------
 
 
@@ -233,7 +198,7 @@ def _check_attributes(problems: Problems, entry: FusionEntry, ops: Mapping[str, 
         if len(set(spec.choices)) < len(spec.choices):
             problems.add(at, "a choice stands twice", "different choices")
         for value in (*spec.choices, *(() if spec.default is None else (spec.default,))):
-            if not _is(value, spec):
+            if not of_type(value, spec):
                 problems.add(at, f"{value!r} is no {spec.type}", f"values of type {spec.type}, and no NaN")
         if spec.default is not None and spec.choices and spec.default not in spec.choices:
             problems.add(at, f"default {spec.default!r}", f"one of its choices {spec.choices}")
@@ -255,14 +220,6 @@ def _check_bound(problems: Problems, op: str, attributes: Mapping[str, Any], spe
             problems.add(
                 "pattern", f"{op} attribute {name!r} gets a {kind}", f"a {type(default).__name__}, like {default!r}"
             )
-
-
-def _is(value: Any, spec: AttributeSpec) -> bool:
-    if spec.type == "float":
-        return isinstance(value, int | float) and not isinstance(value, bool) and not isnan(value)
-    if type(value) is not _TYPES[spec.type]:
-        return False
-    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def _check_spellings(problems: Problems, entry: FusionEntry) -> None:
@@ -296,93 +253,6 @@ def _check_spellings(problems: Problems, entry: FusionEntry) -> None:
     texts = ["\n".join(map(str, p.steps)) for p in entry.patterns]
     if len(set(texts)) < len(texts):
         problems.add("pattern", "two spellings are the same", "different spellings")
-
-
-def check_case(problems: Problems, at: str, case: Case, entry: FusionEntry) -> None:
-    """Notes what in a conformance case does not fit the fusion."""
-    known = {"values": tuple(entry.spec.inputs), "layouts": tuple(entry.spec.inputs)}
-    _check_problem(problems, at, case, known, entry)
-
-
-def check_workload(problems: Problems, at: str, workload: Workload, entry: FusionEntry) -> None:
-    """Notes what in a workload does not fit the fusion, and what it leaves open: one problem is one shape and dtype."""
-    spec = entry.spec
-    known = {"dtypes": tuple(spec.dtypes), **dict.fromkeys(("forms", "layouts", "values"), tuple(spec.inputs))}
-    _check_problem(problems, at, workload, known, entry)
-    for field, names in (("axes", entry.axes), ("dtypes", tuple(spec.dtypes))):
-        told = {*getattr(workload, field), *spec.attributes, *entry.derived}
-        missing = [n for n in names if n not in told]
-        if missing:
-            problems.add(f"{at}.{field}", f"nothing for {', '.join(missing)}", "one for each")
-    for name, word in workload.dtypes.items():
-        if name in spec.dtypes and word not in spec.dtypes[name]:
-            problems.add(f"{at}.dtypes", f"{name} = {word!r}", f"one of {', '.join(spec.dtypes[name])}")
-    for name, text in workload.forms.items():
-        if name in entry.inputs and form_index(entry.inputs[name], text) is None:
-            problems.add(f"{at}.forms", f"{name} is {text!r}", f"one form of {entry.inputs[name]}")
-    for name, text in workload.values.items():
-        word, _, number = text.partition(" ")
-        if word not in WHOLE_NUMBERS:
-            problems.add(f"{at}.values", f"{name} is {text!r}", f"a number behind one of {', '.join(WHOLE_NUMBERS)}")
-        else:
-            problems.expression(f"{at}.values", number, Scope(frozenset(workload.axes), predicates=frozenset()))
-    if workload.goal:
-        problems.expression(f"{at}.goal", workload.goal, Scope(frozenset(GOAL_NAMES), predicates=frozenset()))
-    for name, text in workload.products.items():
-        x, at_sign, w = (part.strip() for part in text.partition("@"))
-        if name not in entry.inputs or x not in entry.inputs or not (at_sign and w.isidentifier()) or w in entry.inputs:
-            problems.add(f"{at}.products", f"{name} = {text!r}", "an input = another input @ the name of a weight")
-
-
-def form_index(kind: TensorType, text: str) -> int | None:
-    """Which form of a tensor a text such as ``T[N]`` names; None when it names none."""
-    try:
-        wanted = TensorType.parse(text)
-    except SpecError:
-        return None
-    if wanted.dtype != kind.dtype or len(wanted.forms) > 1 or wanted.forms[0] not in kind.forms:
-        return None
-    return kind.forms.index(wanted.forms[0])
-
-
-def _check_problem(
-    problems: Problems, at: str, case: Case | Workload, further: Mapping[str, tuple[str, ...]], entry: FusionEntry
-) -> None:
-    """What cases and workloads have in common: axes, attributes and choices, absent inputs, leading extents."""
-    spec = entry.spec
-    known = {"axes": entry.axes, "attributes": (*spec.attributes, *entry.choices), **further}
-    for field, names in known.items():
-        for name in getattr(case, field):
-            if name not in names:
-                hint = UnknownNameError.among(field, name, names).expected
-                problems.add(f"{at}.{field}", f"unknown {name!r}", hint)
-    for name in case.absent:
-        if name not in entry.optional:
-            expected = ", ".join(sorted(entry.optional)) or "none is"
-            problems.add(f"{at}.absent", f"{name!r} is not optional", f"one of the optional inputs: {expected}")
-    for axis in [a for a, extent in case.axes.items() if extent < 0]:
-        problems.add(f"{at}.axes", f"{axis} = {case.axes[axis]}", "an extent of 0 or more")
-    for name, value in case.attributes.items():
-        keys = entry.choices.get(name)
-        attribute = spec.attributes.get(name)
-        if keys is not None and value not in keys:
-            problems.add(f"{at}.attributes", f"{name} = {value!r}", f"one of {', '.join(keys)}")
-        if attribute and not (_is(value, attribute) and (not attribute.choices or value in attribute.choices)):
-            allowed = f"one of {attribute.choices}" if attribute.choices else f"a value of type {attribute.type}"
-            problems.add(f"{at}.attributes", f"{name} = {value!r}", allowed)
-    if case.batch and not any(t.leading for t in entry.tensors.values()):
-        problems.add(f"{at}.batch", f"{case.batch}", "no batch: no tensor has `...`")
-    if min(case.batch, default=0) < 0:
-        problems.add(f"{at}.batch", f"{case.batch}", "extents of 0 or more")
-    if not problems.found:
-        fixed: dict[str, Any] = {**case.axes, **case.attributes}
-        folds = folded_axis(entry.tensors)
-        if folds in fixed:  # conditions see the axis with the leading extents folded in
-            fixed[folds] *= prod(case.batch)
-        constraints = Conditions(spec.constraints)
-        wrong = [constraints.impossible({**env, **fixed}) for env in environments(entry, constraints.names)]
-        if wrong and None not in wrong:
-            problems.add(at, f"the constraint {wrong[0]!r} does not hold", "what the fusion accepts")
 
 
 def _check_tolerances(problems: Problems, entry: FusionEntry) -> None:

@@ -19,9 +19,9 @@ from ..registry.library_calls import LibraryCall
 from ..spec import ITERATION, STRUCTURAL, WHOLE, KernelSpec, TensorMap
 from ..targets import SHIPPED, TARGETS, THREADS_BLOCK, Target, accepts
 from ..tensors import HOST
-from .fusion import environments, fusion_scope
 from .library import check_library
 from .names import Problems, Scope, check_names
+from .scopes import environments, fusion_scope
 from .tensor_maps import check_tensor_maps
 
 SUFFIX = ".cu.j2"

@@ -59,7 +59,7 @@ def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
 
 
 def _whole_numbers(subject: Subject, name: str, shape: tuple[int, ...], made: torch.Generator) -> Any:
-    """See ``core.spec.WHOLE_NUMBERS``."""
+    """See ``core.workload.WHOLE_NUMBERS``."""
     kind = subject.graph.values[name].dtype
     place: dict[str, Any] = {"generator": made, "device": made.device}
     if kind in ("int8", "uint8") and name not in subject.workload.values:
