@@ -28,8 +28,9 @@ BACKWARD = [
     if any(k.spec.template == "row_backward_stream.cu.j2" for k in entry.kernels)
 ]
 
-#: Bytes a thread may spill: a few words, and more on paths that hardly any row takes.
-SPILLS = 128
+#: Bytes a thread may spill: a few words, and more on paths that hardly any row takes; the gradient of rows of 12288
+#: behind GELU and dropout is faster with the most of them.
+SPILLS = 160
 
 
 @pytest.mark.parametrize(("fusion", "workload"), ROWS, ids=[f"{n}-{w.name}" for n, w in ROWS])

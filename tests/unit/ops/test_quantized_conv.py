@@ -19,7 +19,7 @@ OPS = default_vocabulary()
 @pytest.mark.parametrize("weights", ["uint8", "int8"])
 def test_values(weights: str, per_filter: bool, bias: bool) -> None:
     rng = np.random.default_rng(2)
-    low, high = (0, 256) if weights == "uint8" else (-128, 128)
+    low, high = (0, 256) if weights == "uint8" else (-64, 64)  # without VNNI onnxruntime saturates sums of two products
     filters = 4
     scale = rng.uniform(0.01, 0.02, filters if per_filter else ()).astype(np.float32)
     zero = np.zeros(filters if per_filter else (), weights) + (0 if weights == "int8" else np.uint8(120))

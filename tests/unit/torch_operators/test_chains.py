@@ -120,7 +120,7 @@ def test_second_derivatives(fused, activation):
     def second(f):
         given = [t.detach().requires_grad_() for t in inputs()]
         first = torch.autograd.grad(f(*given).pow(3).sum(), given, create_graph=True)
-        return torch.autograd.grad(sum(g.sin().sum() for g in first), given)
+        return torch.autograd.grad(sum((g / 16).sin().sum() for g in first), given)  # so small that sines are no noise
 
     for f, r in zip(second(fused(activation)), second(layer(activation)), strict=True):
         torch.testing.assert_close(f, r, rtol=1e-3, atol=1e-4)
