@@ -78,8 +78,7 @@ def problem_of(
     known = _known(entry)
     if key not in known:
         try:
-            keywords = {**trial.keywords, **open_dtypes(entry, trial)}
-            known[key] = bind(entry, tensors_of(entry, trial), keywords, target, multiprocessors)
+            known[key] = bind(entry, tensors_of(entry, trial), trial.passed(entry), target, multiprocessors)
         except FusionregError:
             known[key] = None
     found = known[key]
@@ -102,12 +101,6 @@ def _channels_last(entry: FusionEntry, row: Trial) -> Trial:
     """The row with every input that has places behind its channels stored channels last."""
     names = [n for n, shape in row.shapes(entry).items() if len(shape) > 2]
     return row.with_(row.name, layouts=dict.fromkeys(names, "channels_last"))
-
-
-def open_dtypes(entry: FusionEntry, trial: Trial) -> dict[str, str]:
-    """Dtype variables that no input tells: a call passes them by name."""
-    told = {t.dtype for name, t in entry.inputs.items() if name not in trial.absent}
-    return {k: v for k, v in trial.dtypes.items() if k not in told}
 
 
 def rows(

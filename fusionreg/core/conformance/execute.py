@@ -25,7 +25,6 @@ from ..proof.report import Evaluation, Status
 from ..render import KernelSource, render, variant
 from ..runtime.libraries import in_order
 from .compare import Comparison, compare
-from .coverage import open_dtypes
 from .reference import Reference, References
 from .trial import Trial
 
@@ -109,8 +108,7 @@ def prepare(
         return _result(kernel, trial, executor, Status.SKIPPED_UNSUPPORTED, refused)
     arrays = trial.arrays(entry)
     try:
-        keywords = {**trial.keywords, **open_dtypes(entry, trial)}
-        problem = bind(entry, trial.tensors(arrays), keywords, executor.target, executor.multiprocessors)
+        problem = bind(entry, trial.tensors(arrays), trial.passed(entry), executor.target, executor.multiprocessors)
         chosen = choose(kernel, problem, pending=True)
         if isinstance(chosen, Refusal):
             if chosen.broken:

@@ -72,6 +72,11 @@ class Trial:
         """Attributes and choices as one call's keywords."""
         return {**self.attributes, **self.choices}
 
+    def passed(self, entry: FusionEntry) -> dict[str, Any]:
+        """All keywords of a call: also dtype variables that no input tells."""
+        told = {t.dtype for name, t in entry.inputs.items() if name not in self.absent}
+        return {**self.keywords, **{k: v for k, v in self.dtypes.items() if k not in told}}
+
     def with_(self, name: str, **changes: Any) -> Trial:
         """A copy under another name; mappings among ``changes`` are merged into what is there."""
         merged = {k: getattr(self, k) | v if isinstance(v, Mapping) else v for k, v in changes.items()}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fusionreg.core.bench import Check, Subject
-from fusionreg.core.conformance.coverage import open_dtypes
 from fusionreg.core.dtypes import dtype as dtype_row
 from fusionreg.core.errors import LaunchError
 from fusionreg.core.expressions import Expression
@@ -141,7 +140,7 @@ def bound(
     alone = replace(kernel, spec=kernel.spec.model_copy(update={"pending": ""}))
     only = replace(catalog, fusions=FrozenDict({entry.name: replace(entry, kernels=(alone,))}))
     runtime = Runtime(only, "auto", cache, tuned={kernel.key: params})
-    keywords = {**subject.trial.keywords, **open_dtypes(entry, subject.trial)}
+    keywords = subject.trial.passed(entry)
     found = [runtime.bind(entry.name, *(arrays.get(n) for n in entry.inputs), **keywords) for arrays in sets]
     for one in found[:1]:
         if one.kernel != kernel.key:

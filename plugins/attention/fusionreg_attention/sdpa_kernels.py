@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fusionreg.core.spec import KernelSpec, TensorMap
 
 #: Which form of ``sdpa.MASK`` a mask takes, a number of its own where it is ``sdpa.BIAS``, -1 where there is none.
@@ -92,20 +94,18 @@ def _wgmma(masked: str, statistics: bool) -> KernelSpec:
     )
 
 
-def _tensor_core(masked: str, statistics: bool) -> KernelSpec:
-    rows = ("q", "k", "v", "y")
+def tensor_core(
+    where: tuple[str, ...], strides: tuple[str, ...], constants: Mapping[str, str], grid: str, estimate: str
+) -> KernelSpec:
+    """``where``: what it requires beside dtype and widths."""
     return KernelSpec(
         name="tensor_core",
         template="sdpa_tensor_core.cu.j2",
         summary="mma.sync m16n8k16 fed by cp.async, a block for each tile of queries",
         requires=(
-            'T in ("float16", "bfloat16")',
-            "D % 16 == 0 and D <= 256 and E % 16 == 0 and E <= 256 and E > 0",
-            *(f"aligned({n}, 16) and stride({n}, 3) == 1 and stride({n}, 2) % 8 == 0" for n in rows),
-            *(f"stride({n}, 0) % 8 == 0 and stride({n}, 1) % 8 == 0" for n in rows),
-            "Q < 1000000000 and K < 1000000000",
+            'T in ("float16", "bfloat16")', "D % 16 == 0 and D <= 256 and E % 16 == 0 and E <= 256 and E > 0", *where,
         ),
-        strides=_strided(masked),
+        strides=strides,
         specialize=("D", "E"),
         params={
             "WARPS": (4, 8),
@@ -113,11 +113,26 @@ def _tensor_core(masked: str, statistics: bool) -> KernelSpec:
             "CAPPED": (0, 1),  # whether there is a softcap
         },
         valid=(_CAPPED, "BK == (64 if D + E <= 256 else 32)", "WARPS == 4 or D + E <= 256"),
-        constants=_switches(masked, statistics),
-        grid="B * H * ceildiv(Q, 16 * WARPS)",
+        constants=constants,
+        grid=grid,
         block="32 * WARPS",
         shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
-        estimate=f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked in ('mask', 'bias') else '2.1e14'}"
+        estimate=estimate,
+    )  # fmt: skip
+
+
+def _tensor_core(masked: str, statistics: bool) -> KernelSpec:
+    rows = ("q", "k", "v", "y")
+    return tensor_core(
+        (
+            *(f"aligned({n}, 16) and stride({n}, 3) == 1 and stride({n}, 2) % 8 == 0" for n in rows),
+            *(f"stride({n}, 0) % 8 == 0 and stride({n}, 1) % 8 == 0" for n in rows),
+            "Q < 1000000000 and K < 1000000000",
+        ),
+        _strided(masked),
+        _switches(masked, statistics),
+        "B * H * ceildiv(Q, 16 * WARPS)",
+        f"6e-6 + {_PAIRS} * 2 * (D + E) / {'1.2e14' if masked in ('mask', 'bias') else '2.1e14'}"
         " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)" + _FEW.format(64, 1.4e10) + (_STORED if statistics else ""),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Workload
 
 from .sdpa import ATTRIBUTES, CONSTRAINTS, FLOATS, LENGTHS_TOLERANCES
+from .sdpa_kernels import tensor_core
 
 _NAMES = ", ".join(f"{name}={name}" for name in ATTRIBUTES if name != "scale")
 _AXES = {
@@ -38,30 +39,18 @@ def _plain(rows: str, constants: dict[str, str], keys: str) -> KernelSpec:
 def _tensor_core(tiles: str, constants: dict[str, str], keys: str, pairs: str, axes: int) -> KernelSpec:
     """``axes``: of q and y, the last of which is a head's width."""
     strided = {"q": axes, "k": len("QHD") if axes == 3 else 4, "v": len("QHD") if axes == 3 else 4, "y": axes}
-    return KernelSpec(
-        name="tensor_core",
-        template="sdpa_tensor_core.cu.j2",
-        summary="mma.sync m16n8k16 fed by cp.async, a block for each tile of queries",
-        requires=(
-            'T in ("float16", "bfloat16")',
-            "D % 16 == 0 and D <= 256 and E % 16 == 0 and E <= 256 and E > 0",
+    return tensor_core(
+        (
             *(f"aligned({n}, 16) and stride({n}, {a - 1}) == 1" for n, a in strided.items()),
             *(f"stride({n}, {i}) % 8 == 0" for n, a in strided.items() for i in range(a - 1)),
             f"Q < 1000000000 and {keys} < 1000000000",
         ),
-        strides=("q", "k", "v", "y"),
-        specialize=("D", "E"),
-        params={"WARPS": (4, 8), "BK": (64, 32), "CAPPED": (0, 1)},  # CAPPED: whether there is a softcap
-        valid=(
-            "(CAPPED == 1) == (softcap > 0)", "BK == (64 if D + E <= 256 else 32)", "WARPS == 4 or D + E <= 256",
-        ),
-        constants={"MASK_FORM": "-1", **constants},
-        grid=tiles,
-        block="32 * WARPS",
-        shared_memory="16 * WARPS * (max(D, E) + 8) * 2 + 4 * BK * (D + E + 16)",
-        estimate=f"6e-6 + {pairs} * (0.5 if is_causal else 1.0) * 2 * (D + E) / 2.1e14"
+        tuple(strided),
+        {"MASK_FORM": "-1", **constants},
+        tiles,
+        f"6e-6 + {pairs} * (0.5 if is_causal else 1.0) * 2 * (D + E) / 2.1e14"
         " * (1 if (WARPS == 8) == (D + E > 128) else 1.1)",
-    )  # fmt: skip
+    )
 
 
 _PACKED_CASES = (
