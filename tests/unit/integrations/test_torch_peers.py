@@ -291,3 +291,18 @@ def test_what_nobody_asks_for_is_not_computed() -> None:
     assert restricted(graph, 0) is graph
     assert kept.outputs == graph.outputs[:1] and [n.op for n in kept.nodes] == ["Split", "Relu"]
     assert kept.nodes[0].outputs[1] == "", "half of it"
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_sequences_one_behind_the_other(causal: int) -> None:
+    """Some empty, tokens before the first and behind the last, other numbers of keys than of queries."""
+    net = kit.Net()
+    q, k, v = (net.input(n, "float32", (m, h, 8)) for n, m, h in (("q", 9, 2), ("k", 12, 1), ("v", 12, 1)))
+    cu = [net.input(n, "int32", (5,)) for n in ("cu_q", "cu_k")]
+    graph = net.build((net.op("fusionreg::VarlenAttention", q, k, v, *cu, is_causal=causal),))
+    rng = np.random.default_rng(5)
+    given = {n: rng.standard_normal(graph.values[n].shape).astype(np.float32) for n in ("q", "k", "v")}
+    given |= {"cu_q": np.array([1, 4, 4, 6, 8], np.int32), "cu_k": np.array([2, 7, 8, 8, 11], np.int32)}
+    want = evaluate(graph, given, ops=OPS)[graph.outputs[0]]
+    got = torch_module(graph, OPS)(*(torch.from_numpy(given[n]) for n in graph.inputs))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
