@@ -1,8 +1,8 @@
 """Routed experts on several GPUs of a host: values against one GPU; times of exchange and compute, alone and together.
 
 ``python benchmarks/expert_parallel.py [--ranks 2] [--output benchmarks/results/expert_parallel.json]``; with
-``--backend gloo --small`` on the CPU, in the simulator. Times are milliseconds, the median over calls of the slowest
-rank; every rank has its share of tokens and experts.
+``--backend gloo --small`` on the CPU, in the simulator. Kernels are compiled first, in threads. Times are milliseconds,
+the median over calls of the slowest rank; every rank has its share of tokens and experts. Whatever hangs says where.
 
 compute: this rank's experts on the tokens that arrive. exchange: all of the layer but its experts. transfers: as many
 tokens there and back, nothing else. in sequence: one chunk. overlapped: several, beside kernels that spare some of the
@@ -12,12 +12,14 @@ multiprocessors.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,8 +49,9 @@ TOKENS = (16384, 4096, 64)
 SMALL = (Model("small", 32, 16, 4, 2),)
 SMALL_TOKENS = (6,)
 #: (chunks, multiprocessors that kernels spare and transfers have).
-WAYS = ((2, 0), (2, 4), (2, 8), (4, 8), (2, 16))
+WAYS = ((2, 0), (2, 8), (4, 8), (2, 16))
 CALLS = 7
+THREADS = 8
 
 
 class Rank:
@@ -59,7 +62,8 @@ class Rank:
         self.gpu = options.backend == "nccl"
         self.device = torch.device("cuda", rank) if self.gpu else torch.device("cpu")
         self.dtype = torch.bfloat16 if self.gpu else torch.float32
-        self.end = time.monotonic() + options.seconds
+        self.begin = time.monotonic()
+        self.end = self.begin + options.seconds
         self.groups: dict[int, Any] = {0: None}
         for spare in sorted({s for _, s in self.ways} - {0}):
             limited = dist.ProcessGroupNCCL.Options()
@@ -98,6 +102,23 @@ class Rank:
 
     def late(self) -> bool:
         return self.over(time.monotonic() > self.end, dist.ReduceOp.MAX) > 0
+
+    def say(self, words: str) -> None:
+        if self.rank == 0:
+            print(f"{time.monotonic() - self.begin:6.1f} s  {words}", flush=True)
+
+    def compile(self, calls: list[Callable[[], Any]]) -> None:
+        """Makes each call once, several at a time, so that none compiles later; ranks share a cache on disk."""
+        first, then = calls[self.rank :: self.ranks], [c for i, c in enumerate(calls) if i % self.ranks != self.rank]
+        with ThreadPoolExecutor(THREADS if self.gpu else 1, initializer=self.use) as pool:
+            list(pool.map(lambda call: call(), first + then))
+        self.say(f"compiled: {len(calls)} calls")
+        self.over(0, dist.ReduceOp.MAX)
+
+    def use(self) -> None:
+        """The calling thread works on this rank's device."""
+        if self.gpu:
+            torch.cuda.set_device(self.device)
 
 
 class Layer:
@@ -186,44 +207,63 @@ def gradients(layer: Layer) -> dict[str, Any]:
     return {"model": model.name, "chunks": chunks, "spare": spare, "error": errors}
 
 
-def measure(layer: Layer, tokens: int) -> dict[str, Any]:
-    rank, model = layer.rank, layer.model
-    sizes, experts = even(tokens, rank.ranks), even(model.experts, rank.ranks)
-    mine, own = layer.part(sizes), layer.part(experts)
-    whole, scores = layer.random(3, tokens, model.width), layer.random(4, tokens, model.experts)
-    x, logits = whole[mine].contiguous(), scores[mine].contiguous()
-    given: list[Any] = []
+class Share:
+    """This rank's tokens, of so many of all ranks."""
 
-    def remembering(*tensors: Any, **attributes: Any) -> torch.Tensor:
-        given[:] = tensors, attributes
-        return tensors[0]
+    def __init__(self, layer: Layer, tokens: int) -> None:
+        self.layer, self.tokens = layer, tokens
+        rank, model = layer.rank, layer.model
+        self.own = layer.part(even(model.experts, rank.ranks))
+        whole, scores = layer.random(3, tokens, model.width), layer.random(4, tokens, model.experts)
+        mine = layer.part(even(tokens, rank.ranks))
+        self.x, self.logits = whole[mine].contiguous(), scores[mine].contiguous()
+        self.one = partial(layer.one, whole, scores)
 
-    layer.parallel(x, logits, own, ffn=remembering)
-    tensors, attributes = given
-    busiest = int(rank.over(tensors[0].shape[0], dist.ReduceOp.MAX))
-    share = even(busiest, rank.ranks)
-    there, back = (torch.empty(sum(share), model.width, dtype=x.dtype, device=x.device) for _ in range(2))
+    def parallel(self, chunks: int = 1, spare: int = 0, **given: Any) -> Any:
+        return self.layer.parallel(self.x, self.logits, self.own, chunks, spare, **given)
+
+    def experts(self, chunks: int = 1) -> Iterator[tuple[Any, Callable[[], Any]]]:
+        """What arrives at this rank's experts in each chunk, and the call that they make."""
+        given: list[tuple[Any, Any]] = []
+
+        def remembering(*tensors: Any, **attributes: Any) -> torch.Tensor:
+            given.append((tensors, attributes))
+            return tensors[0]
+
+        self.parallel(chunks, ffn=remembering)
+        for tensors, attributes in given:
+            yield tensors[0], partial(ops.moe.expert_ffn, *tensors, **attributes)
+
+
+def measure(share: Share) -> dict[str, Any]:
+    rank, model = share.layer.rank, share.layer.model
+    ((arrived, experts),) = share.experts()
+    busiest = int(rank.over(arrived.shape[0], dist.ReduceOp.MAX))
+    each = -(-busiest // rank.ranks)  # as many from every rank to every rank
+    there, back = (arrived.new_empty(each * rank.ranks, model.width) for _ in range(2))
 
     def transfers() -> None:
-        dist.all_to_all_single(there, back, share, share)
-        dist.all_to_all_single(back, there, share, share)
+        dist.all_to_all_single(there, back)
+        dist.all_to_all_single(back, there)
 
-    row: dict[str, Any] = {"model": model.name, "tokens": tokens, "most tokens of a rank": busiest}
+    row: dict[str, Any] = {"model": model.name, "tokens": share.tokens, "most tokens of a rank": busiest}
     row["MB of transfers"] = 2e-6 * there.nbytes
-    row["one GPU"] = rank.time(lambda: layer.one(whole, scores))
-    row["compute"] = rank.time(lambda: ops.moe.expert_ffn(*tensors, **attributes))
-    row["exchange"] = rank.time(lambda: layer.parallel(x, logits, own, ffn=lambda rows, *_, **__: rows))
-    row["transfers"] = rank.time(transfers)
-    row["in sequence"] = rank.time(lambda: layer.parallel(x, logits, own))
+    calls: dict[str, Callable[[], Any]] = {
+        "one GPU": share.one, "compute": experts,
+        "exchange": partial(share.parallel, ffn=lambda rows, *_, **__: rows),
+        "transfers": transfers, "in sequence": share.parallel,
+    }  # fmt: skip
     for chunks, spare in rank.ways:
-        row[f"overlapped, {chunks} chunks, {spare} spared"] = rank.time(
-            partial(layer.parallel, x, logits, own, chunks, spare)
-        )
+        calls[f"overlapped, {chunks} chunks, {spare} spared"] = partial(share.parallel, chunks, spare)
+    for name, call in calls.items():
+        row[name] = rank.time(call)
+        rank.say(f"{model.name}, {share.tokens} tokens: {name} {row[name]:.3f} ms")
     return row
 
 
 def work(index: int, options: argparse.Namespace, store: str) -> None:
     """One rank."""
+    faulthandler.dump_traceback_later(options.seconds + options.patience, exit=True)
     if options.backend == "nccl":
         torch.cuda.set_device(index)
     else:
@@ -236,20 +276,25 @@ def work(index: int, options: argparse.Namespace, store: str) -> None:
     def tell(kind: str, rows: list[dict[str, Any]]) -> None:
         result[kind] += rows
         if index == 0:
-            for row in rows:
-                print(json.dumps(row), flush=True)
+            for row in rows if kind != "times" else ():
+                rank.say(json.dumps(row))
             Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
 
-    models = SMALL if options.small else MODELS
-    for model in models:
-        layer = Layer(rank, model)
-        for tokens in SMALL_TOKENS if options.small else TOKENS:
-            if not rank.late():
-                tell("times", [measure(layer, tokens)])
+    rank.say("all ranks are there")
+    layers = [Layer(rank, model) for model in (SMALL if options.small else MODELS)]
+    shares = [Share(layer, tokens) for tokens in (SMALL_TOKENS if options.small else TOKENS) for layer in layers]
+    calls: list[Callable[[], Any]] = [share.one for share in shares]
+    for share in shares:
+        for chunks in sorted({1, *(chunks for chunks, _ in rank.ways)}):
+            calls += [call for arrived, call in share.experts(chunks) if arrived.shape[0]]
+    rank.compile(calls)
+    for share in shares:
+        if not rank.late():
+            tell("times", [measure(share)])
+    for layer in layers:
         tell("values", check(layer))
         if options.gradients:
             tell("gradients", [gradients(layer)])
-        del layer
     dist.destroy_process_group()
 
 
@@ -267,6 +312,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a layer that the simulator can compute")
     parser.add_argument("--gradients", action="store_true", help="gradients, too")
     parser.add_argument("--seconds", type=float, default=600.0, help="after which nothing further is begun")
+    parser.add_argument("--patience", type=float, default=240.0, help="seconds more, after which ranks hang, and end")
     parser.add_argument("--output", default="benchmarks/results/expert_parallel.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
