@@ -11,6 +11,7 @@ from . import (
     normalizations,
     products,
     quantization,
+    ranges,
     tidying,
     windows,
 )
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     *normalizations.RULES,
     *attention.RULES,
     *quantization.RULES,
+    *ranges.RULES,
     *experts.RULES,
     *expert_weights.RULES,
     *products.TRANSPOSES,
