@@ -147,6 +147,7 @@ def _table(rows: Any) -> str:
             errors = " ".join(f"{k} {v:.1e}" for k, v in row["errors"].get(way, {}).items())
             kept = row["saved"].get(way)
             saved = f"keeps {kept['mb']} MB, {kept['masks']} masks" if kept else ""
+            host += f" ({times['graph_host_ms']:.3f} of a replay)" if "graph_host_ms" in times else ""
             parts = [device, host, sites, errors, saved, times.get("failed", "")]
             lines.append(f"  {way:26}{' '.join(filter(None, parts))}".rstrip())
             lines += [f"      {n}× {fusion}" for fusion, n in told.get("fusions", {}).items()]

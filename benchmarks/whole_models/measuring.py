@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,8 @@ WAYS = {
 #: Each way is timed in every turn, and each as often first as last, so that whatever else the machine does, and how
 #: warm it is by then, meets all alike.
 TURNS, ROUNDS, WARM = 6, 3, 2
+#: Milliseconds of a step from which on it is timed half as often.
+LONG = 20.0
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,10 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
     subject = Subject(subject.module.to(device), tuple(x.to(device) for x in subject.inputs), subject.loss)
     dropped = {n: m.p for n, m in subject.module.named_modules() if isinstance(m, torch.nn.Dropout)}
     _drop(subject.module, dict.fromkeys(dropped, 0.0))  # masks differ between libraries: numbers are compared without
-    exact = _run(subject, Way(subject.module, subject.module), torch.float32, plan.step)
+    exact = _run(subject, Way(subject.module, subject.module), plan.step)
     target = getattr(torch, plan.dtype)
     subject.module.to(target)
+    subject = replace(subject, inputs=tuple(x.to(target) if x.is_floating_point() else x for x in subject.inputs))
     _freed(device)
     row: dict[str, Any] = {
         "model": plan.name, "step": plan.step, "dtype": plan.dtype, "policy": plan.policy, "mode": plan.mode,
@@ -98,18 +101,18 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
         way = _way(name, copy.deepcopy(subject.module), registry, plan)
         try:
             started = time.perf_counter()
-            got = _run(subject, way, target, plan.step)
+            got = _run(subject, way, plan.step)
             row["times"][name] = {"first_s": round(time.perf_counter() - started, 2)}
             row["errors"][name] = _errors(got, exact)
             if plan.step == "train" and any(dropped.values()):
                 way.reports.clear()
                 _drop(way.module, dropped)
-                _run(subject, way, target, plan.step)
+                _run(subject, way, plan.step)
             if way.reports:
                 row["fused"][name] = _fused(way.reports)
             if plan.step == "train":
-                row["saved"][name] = _saved(subject, way, target)
-            steps[name] = partial(_step, subject, way, target, plan.step)
+                row["saved"][name] = _saved(subject, way)
+            steps[name] = partial(_step if plan.step == "train" else _result, subject, way, plan.step)
         except Exception as error:  # a way that fails is a result too
             row["times"].setdefault(name, {})["failed"] = _named(error)
         _freed(device)
@@ -153,10 +156,10 @@ def _fused(reports: list[Report]) -> dict[str, Any]:
     }
 
 
-def _run(subject: Subject, way: Way, dtype: torch.dtype, step: str) -> dict[str, torch.Tensor]:
+def _run(subject: Subject, way: Way, step: str) -> dict[str, torch.Tensor]:
     """Result and loss, and for a training step the gradients, of one step; in float32."""
     way.module.zero_grad(set_to_none=True)
-    result, loss = _step(subject, way, dtype, step)
+    result, loss = _step(subject, way, step)
     found = {"output": first(result).detach().float(), "loss": loss.detach().float()}
     if step == "train":
         found |= {n: p.grad.detach().float() for n, p in way.module.named_parameters() if p.grad is not None}
@@ -164,19 +167,20 @@ def _run(subject: Subject, way: Way, dtype: torch.dtype, step: str) -> dict[str,
     return found
 
 
-def _step(subject: Subject, way: Way, dtype: torch.dtype, step: str) -> tuple[Any, torch.Tensor]:
-    inputs = [x.to(dtype) if x.is_floating_point() else x for x in subject.inputs]
-    if step == "infer":
-        with torch.no_grad():
-            result = way.call(*inputs)
-            return result, subject.loss(result)
-    result = way.call(*inputs)
+def _result(subject: Subject, way: Way, step: str) -> Any:
+    with torch.set_grad_enabled(step == "train"):
+        return way.call(*subject.inputs)
+
+
+def _step(subject: Subject, way: Way, step: str) -> tuple[Any, torch.Tensor]:
+    result = _result(subject, way, step)
     loss = subject.loss(result)
-    loss.backward()
+    if step == "train":
+        loss.backward()
     return result, loss
 
 
-def _saved(subject: Subject, way: Way, dtype: torch.dtype) -> dict[str, float]:
+def _saved(subject: Subject, way: Way) -> dict[str, float]:
     """What a training step keeps for its backward pass, beside parameters and inputs: megabytes, and how many masks."""
     own = {p.untyped_storage().data_ptr() for p in (*way.module.parameters(), *way.module.buffers(), *subject.inputs)}
     kept: dict[int, tuple[int, bool]] = {}
@@ -188,7 +192,7 @@ def _saved(subject: Subject, way: Way, dtype: torch.dtype) -> dict[str, float]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(seen, lambda tensor: tensor):
-        _step(subject, way, dtype, "train")
+        _step(subject, way, "train")
     way.module.zero_grad(set_to_none=True)
     return {"mb": round(sum(n for n, _ in kept.values()) / 1e6, 3), "masks": sum(m for _, m in kept.values())}
 
@@ -220,8 +224,8 @@ def _distance(got: dict[str, torch.Tensor], exact: dict[str, torch.Tensor], name
 
 
 def _times(steps: Mapping[str, Callable[[], Any]]) -> dict[str, dict[str, Any]]:
-    """Of each way, medians in milliseconds: of a step called from the host, of the host's own part of it, and of its
-    replay as a CUDA graph, where it can be captured."""
+    """Of each way, medians in milliseconds: of a step called from the host, of the host's own part of it, of its
+    replay as a CUDA graph where it can be captured, and of the host's part of that."""
     found: dict[str, dict[str, Any]] = {name: {} for name in steps}
     graphs = {}
     for name, step in steps.items():
@@ -230,29 +234,34 @@ def _times(steps: Mapping[str, Callable[[], Any]]) -> dict[str, dict[str, Any]]:
         except RuntimeError as error:  # a step with a synchronisation in it
             torch.cuda.synchronize()
             found[name]["not_captured"] = _named(error)
-    seen: dict[str, dict[str, list[float]]] = {n: {"ms": [], "host_ms": [], "graph_ms": []} for n in steps}
+    seen: dict[str, dict[str, list[float]]] = {n: {} for n in steps}
     order = list(steps.items())
-    for turn in range(TURNS):
+    long = any(_called(step)["ms"] > LONG for step in steps.values())
+    turns, warm, rounds = (len(order), 1, ROUNDS - 1) if long else (TURNS, WARM, ROUNDS)
+    for turn in range(turns):
         at = turn % max(1, len(order))
         for name, step in order[at:] + order[:at]:
-            for _ in range(WARM):
+            for _ in range(warm):
                 step()
-            _called(step, seen[name])
+            for _ in range(rounds):
+                for kind, ms in _called(step).items():
+                    seen[name].setdefault(kind, []).append(ms)
             if name in graphs:
-                seen[name]["graph_ms"] += replays(graphs[name], WARM + ROUNDS)[WARM:]
+                seen[name].setdefault("graph_ms", []).extend(replays(graphs[name], warm + rounds)[warm:])
+                seen[name].setdefault("graph_host_ms", []).append(_called(graphs[name].replay)["host_ms"])
     for name, times in seen.items():
-        found[name] |= {kind: statistics.median(ms) for kind, ms in times.items() if ms}
+        found[name] |= {kind: statistics.median(ms) for kind, ms in times.items()}
     return found
 
 
-def _called(step: Callable[[], Any], into: dict[str, list[float]]) -> None:
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        step()
-        into["host_ms"].append((time.perf_counter() - start) * 1e3)
-        torch.cuda.synchronize()
-        into["ms"].append((time.perf_counter() - start) * 1e3)
+def _called(step: Callable[[], Any]) -> dict[str, float]:
+    """Milliseconds of a step called from the host, and of the host's part of it."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    host = time.perf_counter()
+    torch.cuda.synchronize()
+    return {"host_ms": (host - start) * 1e3, "ms": (time.perf_counter() - start) * 1e3}
 
 
 def _named(error: Exception) -> str:
