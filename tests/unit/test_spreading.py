@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import spread_work
@@ -76,11 +77,12 @@ def test_no_scheduler() -> None:
         DaskWorkers("nowhere")
 
 
-@pytest.fixture(scope="module")
-def cluster():
+@pytest.fixture
+def cluster(monkeypatch):
     import dask
     from distributed import LocalCluster
 
+    monkeypatch.setattr("sys.path", [*sys.path])  # where a worker's folder would stay
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as made,
@@ -94,6 +96,7 @@ def test_dask(cluster, tmp_path) -> None:
     assert dict(on.map(pow, [(i, 2) for i in range(4)])) == {0: 0, 1: 1, 2: 4, 3: 9}
     found = dict(on.map(spread_work.dies_once, [(str(tmp_path / "died"), 5)]))
     assert found == {0: 5}
+    on.client.close()
 
 
 def parts(report: Report) -> dict[str, Status]:
