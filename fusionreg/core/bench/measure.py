@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache as remembered
 from pathlib import Path
 from statistics import median
 from typing import Protocol
@@ -22,8 +23,10 @@ from .subject import Subject
 
 #: How often every competitor has its turn: a clock that drifts then shows as spread, not as a difference.
 ROUNDS = 2
-#: From so many times the fastest one's time on a competitor has one turn.
+#: From so many times the fastest one's time on a glance at a competitor is all it gets.
 FAR = 3.0
+#: Workloads whose kernels are compiled side by side before the first of them is measured.
+AHEAD = 16
 
 Progress = Callable[[int, int, str], None]
 
@@ -112,6 +115,10 @@ class Bench(Protocol):
         """Compiles what :meth:`prepare` and its entrants will ask for; what failed, and why."""
         ...
 
+    def compile(self, subjects: Sequence[Subject]) -> Sequence[str]:
+        """Compiles our kernels for workloads, as many at a time as there are processors; what failed, and why."""
+        ...
+
     def lost(self) -> str:
         """Why the device is of no use to this process any more: an illegal access is not survived. "" while it is."""
         ...
@@ -179,9 +186,15 @@ def measure(
     run: Run | None = None
     done: list[tuple[str, str]] = []
     kept, left, lost = 0, 0, ""
+    old, compiled = results, 0
+    digest = remembered(lambda subject: subject.digest(bench.environment))
+
+    def stands(subject: Subject) -> bool:
+        there = None if again else old.find(subject.key)
+        return there is not None and holds(there, digest(subject), bench)
+
     for i, subject in enumerate(every):
-        digest, there = subject.digest(bench.environment), results.find(subject.key)
-        if there is not None and holds(there, digest, bench) and not again:
+        if stands(subject):
             done.append(subject.key)
             kept += 1
             continue
@@ -193,7 +206,10 @@ def measure(
         if run is None:
             date = datetime.now(UTC).isoformat(timespec="seconds")
             run = Run(date=date, environment=bench.environment, ceilings=bench.ceilings())
-        row = _row(subject, bench, digest, run.ceilings)
+        if i >= compiled:  # nothing is timed meanwhile
+            compiled = i + AHEAD
+            bench.compile([s for s in every[i:compiled] if not stands(s)])
+        row = _row(subject, bench, digest(subject), run.ceilings)
         lost = bench.lost()
         results = results.with_row(row, run)
         results.write(path)
@@ -248,7 +264,8 @@ def _row(subject: Subject, bench: Bench, digest: str, ceilings: Ceilings) -> Res
 def compete(entrants: Sequence[Entrant], chosen: str) -> tuple[tuple[Column, ...], str]:
     """(columns, why the comparison is refused): every entrant is checked before any is timed.
 
-    One that differs from float64 is not timed; where that is the kernel that dispatch picks, nothing is.
+    One that differs from float64 is not timed; where that is the kernel that dispatch picks, nothing is. A glance tells
+    which are far behind: they have no turns after it.
     """
     checks: dict[str, Check] = {}
     wrong: dict[str, str] = {e.name: e.reason for e in entrants if e.reason}
@@ -265,17 +282,27 @@ def compete(entrants: Sequence[Entrant], chosen: str) -> tuple[tuple[Column, ...
             wrong[e.name] = str(checks[e.name])
             if e.ours and e.name == chosen:
                 refused = f"{chosen} differs: {checks[e.name]}"
-    samples: dict[str, list[float]] = {e.name: [] for e in entrants if e.name not in wrong and not refused}
-    for _ in range(ROUNDS):
-        times = {name: median(found) for name, found in samples.items() if found and name not in wrong}
-        far = {name for name, ms in times.items() if ms > FAR * min(times.values())}
-        for e in entrants:
-            if e.name in samples and e.name not in wrong and e.name not in far:
-                try:
-                    samples[e.name] += e.sample()
-                except Exception as error:
-                    wrong[e.name] = _said(error)
+    ready = [] if refused else [e for e in entrants if e.name not in wrong]
+    looks = _turn(ready, wrong, lambda e: (e.glance or e.sample)())
+    times = {name: median(found) for name, found in looks.items()}
+    near = [e for e in ready if e.name in times and (times[e.name] <= FAR * min(times.values()) or e.name == chosen)]
+    rounds = [_turn(near, wrong, lambda e: e.sample()) for _ in range(ROUNDS)]
+    samples = looks | {e.name: [ms for found in rounds for ms in found.get(e.name, ())] for e in near}
     return tuple(_column(e, checks, samples, wrong, refused) for e in entrants), refused
+
+
+def _turn(
+    entrants: Sequence[Entrant], wrong: dict[str, str], sample: Callable[[Entrant], Sequence[float]]
+) -> dict[str, Sequence[float]]:
+    """Milliseconds of each, one after the other; what fails goes into ``wrong``."""
+    found: dict[str, Sequence[float]] = {}
+    for e in entrants:
+        if e.name not in wrong:
+            try:
+                found[e.name] = sample(e)
+            except Exception as error:
+                wrong[e.name] = _said(error)
+    return found
 
 
 def _column(

@@ -25,7 +25,7 @@ from fusionreg.core.runtime.driver import driver
 from fusionreg.core.runtime.kernels import device_target
 
 from .bench_arrays import Verifier, arrays_of, behind, bound
-from .bench_compile import COMPILE_MODE, compile_all, compiled
+from .bench_compile import COMPILE_MODE, compile_all, compile_ours, compiled
 from .counting import Job, executed
 from .library_peers import LibraryPeer, library_peers
 from .peers import restricted, torch_module, undropped
@@ -120,6 +120,10 @@ class TorchBench:
                 torch._dynamo.reset()
                 if not self.lost():
                     torch.cuda.empty_cache()
+
+    def compile(self, subjects: Sequence[Subject]) -> tuple[str, ...]:
+        """Our kernels for workloads into the cache; see :func:`~.bench_compile.compile_ours`."""
+        return compile_ours(subjects, self._cache)
 
     @contextmanager
     def trials(self, subject: Subject) -> Iterator[Callable[[KernelEntry, Mapping[str, Any]], Entrant]]:

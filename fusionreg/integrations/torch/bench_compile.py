@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,6 +61,21 @@ def _silence() -> Iterator[None]:
         logging.disable(before)
 
 
+def compile_ours(subjects: Sequence[Subject], cache: Cache) -> tuple[str, ...]:
+    """Compiles our kernels for workloads, a thread to a processor, so that the cache has them: what failed, and why."""
+
+    def compiled(c: Candidate, subject: Subject) -> str:
+        try:
+            compile_source(render(subject.entry, c.kernel, subject.problem, c.params), cache)
+        except Exception as error:
+            return _failed(c.kernel.key, error)
+        return ""
+
+    work = [(c, s) for s in subjects for c in s.selection.accepted if not c.kernel.spec.library]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC drops the interpreter's lock
+        return tuple(filter(None, pool.map(compiled, *zip(*work, strict=True)))) if work else ()
+
+
 def compile_all(
     subject: Subject, device: str, cache: Cache, peers: Sequence[str], mode: str = COMPILE_MODE
 ) -> tuple[str, ...]:
@@ -67,24 +84,22 @@ def compile_all(
 
     Inductor's tuner runs, and keeps what it finds in a cache of its own; nothing else is timed.
     """
-    def ours(c: Candidate) -> None:
-        compile_source(render(subject.entry, c.kernel, subject.problem, c.params), cache)
-
-    accepted = (c for c in subject.selection.accepted if not c.kernel.spec.library)
-    works: list[tuple[str, Callable[[], Any]]] = [(c.kernel.key, partial(ours, c)) for c in accepted]
+    works: list[tuple[str, Callable[[], Any]]] = []
     works.append(("competitors", lambda: works.extend(_competitors(subject, device, peers, mode))))
-    failed = []
+    failed = list(compile_ours([subject], cache))
     for name, work in works:
         try:
             work()
         except Exception as error:  # whatever a peer's compiler raises is that peer's reason
-            failed.append(f"{name}: {next(iter(str(error).splitlines()), type(error).__name__)}")
+            failed.append(_failed(name, error))
     return tuple(failed)
 
 
-def _competitors(
-    subject: Subject, device: str, peers: Sequence[str], mode: str
-) -> list[tuple[str, Callable[[], Any]]]:
+def _failed(name: str, error: Exception) -> str:
+    return f"{name}: {next(iter(str(error).splitlines()), type(error).__name__)}"
+
+
+def _competitors(subject: Subject, device: str, peers: Sequence[str], mode: str) -> list[tuple[str, Callable[[], Any]]]:
     """Names, and calls that compile; their arrays are there before the first is called."""
     others = [p for p in library_peers(subject.graph, subject.ops) if p.name in peers and p.name in _COMPILING]
     if "compile" not in peers and not others:

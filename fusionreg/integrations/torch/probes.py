@@ -12,6 +12,7 @@ import torch
 
 from fusionreg.core.bench import Ceilings
 from fusionreg.core.cache import Cache
+from fusionreg.core.compiler import compile_all as compile_units
 from fusionreg.core.compiler import compile_source
 from fusionreg.core.frozen import EMPTY, FrozenDict
 from fusionreg.core.render.source import OPTIONS, KernelSource
@@ -141,10 +142,13 @@ def moving_rate(target: str, reads: int, writes: int, cache: Cache | None, moved
     return (reads + writes) * vectors * _VECTOR / min(seconds)
 
 
+def _issue(target: str) -> KernelSource:
+    return source("issue", _ISSUE, target, {"CHAINS": CHAINS, "UNROLLED": UNROLLED, "TURNS": TURNS})
+
+
 def issue_rate(target: str, multiprocessors: int, cache: Cache | None) -> float:
     """Instructions per second that all warps together issue, of a loop of multiply-adds."""
-    defines = {"CHAINS": CHAINS, "UNROLLED": UNROLLED, "TURNS": TURNS}
-    probe = Probe(source("issue", _ISSUE, target, defines), torch.cuda.current_device(), cache)
+    probe = Probe(_issue(target), torch.cuda.current_device(), cache)
     out = torch.zeros(1, device="cuda")
     arguments = (ctypes.c_uint64(out.data_ptr()), ctypes.c_float(0.5), ctypes.c_float(0.25))
     blocks = 2 * multiprocessors
@@ -154,11 +158,14 @@ def issue_rate(target: str, multiprocessors: int, cache: Cache | None) -> float:
 
 #: Mixes beside reading, writing and copying: bytes read to bytes written.
 MIXES = ((3, 1), (2, 1), (1, 2))
+_PURE = {"copy": (1, 1), "read": (1, 0), "write": (0, 1)}
 _MATMULS = {"bfloat16": 8192, "float16": 8192, "float32": 4096}
 
 
 def ceilings(target: str, multiprocessors: int, cache: Cache | None) -> Ceilings:
     """The best of torch's own kernels and of the probes here, on buffers of gigabytes (less on a small device)."""
+    units = [unit for r, w in (*_PURE.values(), *MIXES) for unit, _ in mixes(target, r, w)]
+    compile_units([*units, _issue(target)], cache, workers=len(units))
     free, _ = torch.cuda.mem_get_info()
     size = min(1 << 31, free // 4) // 4
     a = torch.randn(size, device="cuda")
@@ -171,7 +178,7 @@ def ceilings(target: str, multiprocessors: int, cache: Cache | None) -> Ceilings
     }
     del a, b  # what follows needs the room on a small device
     moved = min(MOVED, free // 2)
-    for name, (reads, writes) in {"copy": (1, 1), "read": (1, 0), "write": (0, 1)}.items():
+    for name, (reads, writes) in _PURE.items():
         found[name] = max(found[name], moving_rate(target, reads, writes, cache, moved))
     mixed = {f"{r}:{w}": moving_rate(target, r, w, cache, moved) for r, w in MIXES}
     rates = {}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 #: Milliseconds of device time that one round of one competitor gets.
-BUDGET = 60.0
+BUDGET = 30.0
 _LEAST, _MOST, _WARM = 8, 400, 3
 #: Calls inside one captured graph: what a replay itself costs is shared among them.
 CAPTURED = 10

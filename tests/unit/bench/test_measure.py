@@ -3,90 +3,22 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+import sys
 
 import graphs as kit
 import plugin_kit
 import pytest
+from benches import CEILINGS, FakeBench
 
-from fusionreg.core.bench import (
-    Ceilings,
-    Check,
-    Entrant,
-    Preparation,
-    Subject,
-    current,
-    measure,
-    prepare,
-)
-from fusionreg.core.bench.measure import ROUNDS, Prepared, compete
+from fusionreg.core.bench import Check, Entrant, Preparation, Subject, current, measure, prepare
+from fusionreg.core.bench.measure import ROUNDS, compete
 from fusionreg.core.bench.results import Results, file_name, read
 from fusionreg.core.errors import LaunchError, ModelError
 from fusionreg.core.spec import Workload
 
 OPS = kit.vocabulary()
-CEILINGS = Ceilings(copy_rate=4e12, read_rate=4e12, write_rate=3e12, matmul={})
+home = sys.modules["fusionreg.core.bench.measure"]  # ``bench.measure`` is the function
 SHAPES = {"small": 64, "large": 4096, "wide": 512}
-
-
-class FakeBench:
-    """Every workload takes a second of the fake clock; kernels take one millisecond, eager two."""
-
-    gpu, target, peers = "NVIDIA Fake 9", "sm_90a", ("eager",)
-
-    def __init__(self, **environment: str) -> None:
-        self.environment = {"driver": "1", **environment}
-        self.log: list[str] = []
-        self.now = 0.0
-        self.errors: dict[str, float] = {}
-        self.fail: dict[str, Exception] = {}
-        self.counts: dict[str, int] = {}
-        self.dead = ""
-        self.deadly = ""
-        self.remarks: dict[str, tuple[str, ...]] = {}
-
-    def clock(self) -> float:
-        return self.now
-
-    def ceilings(self) -> Ceilings:
-        self.log.append("ceilings")
-        return CEILINGS
-
-    @contextmanager
-    def prepare(self, subject: Subject):
-        name = subject.workload.name
-        if name in self.fail:
-            raise self.fail[name]
-        self.log.append(name)
-        kernels = [c.kernel.name for c in subject.selection.accepted]
-        yield Prepared((*(self.entrant(k, True, 1.0) for k in kernels), self.entrant("eager", False, 2.0)), "x")
-        self.now += 1.0
-
-    def ready(self, subject: Subject) -> tuple[str, ...]:
-        self.log.append(f"ready {subject.workload.name}")
-        self.now += 1.0
-        return tuple(self.remarks.get(subject.workload.name, ()))
-
-    def lost(self) -> str:
-        return self.dead
-
-    def executed(self, subjects) -> list[int | None]:
-        self.log.append(f"count {' '.join(s.workload.name for s in subjects)}")
-        return [self.counts.get(s.workload.name) for s in subjects]
-
-    def entrant(self, name: str, ours: bool, ms: float) -> Entrant:
-        def check() -> Check:
-            self.log.append(f"check {name}")
-            if self.deadly == name or self.dead:
-                self.dead = "an illegal memory access"
-                raise RuntimeError(f"CUDA error: {self.dead}")
-            return Check(self.errors.get(name, 1e-3), 2e-3)
-
-        def sample() -> list[float]:
-            self.log.append(f"time {name}")
-            return [ms, ms + 0.1, ms + 0.2]
-
-        return Entrant(name, ours, check=check, sample=sample)
 
 
 @pytest.fixture
@@ -125,16 +57,31 @@ def test_a_row(every, tmp_path) -> None:
 def test_everything_is_checked_before_anything_is_timed(every, tmp_path) -> None:
     bench = FakeBench()
     go(every[:1], bench, tmp_path)
-    turns = ["time plain", "time eager"] * ROUNDS
+    turns = ["glance plain", "glance eager", *["time plain", "time eager"] * ROUNDS]
     assert bench.log == ["ceilings", "small", "check plain", "check eager", *turns, "count small"]
 
 
-def test_what_is_far_behind_has_one_turn() -> None:
+def test_what_is_far_behind_has_a_glance_alone() -> None:
+    entrants = [FakeBench().entrant(n, False, ms) for n, ms in (("fast", 1.0), ("near", 2.5), ("far", 4.0))]
+
+    def counts(chosen: str) -> dict[str, int]:
+        columns, refused = compete(entrants, chosen)
+        assert not refused and ROUNDS > 1
+        return {c.name: c.time.n for c in columns}
+
+    assert counts("fast") == {"fast": 3 * ROUNDS, "near": 3 * ROUNDS, "far": 1}
+    assert counts("far")["far"] == 3 * ROUNDS  # ours is timed in full, however slow
+
+
+def test_kernels_of_several_rows_are_compiled_at_a_time(every, tmp_path, monkeypatch) -> None:
+    """What stands already is not compiled."""
+    monkeypatch.setattr(home, "AHEAD", 2)
+    go(every[1:2], FakeBench(), tmp_path)
     bench = FakeBench()
-    entrants = [bench.entrant(n, False, ms) for n, ms in (("fast", 1.0), ("near", 2.5), ("far", 4.0))]
-    columns, refused = compete(entrants, "fast")
-    assert not refused and ROUNDS > 1
-    assert {c.name: c.time.n for c in columns} == {"fast": 3 * ROUNDS, "near": 3 * ROUNDS, "far": 3}
+    go(every, bench, tmp_path)
+    assert bench.compiled == [["small"], ["wide"]]
+    go(every, bench, tmp_path, again=True)
+    assert bench.compiled[2:] == [["small", "large"], ["wide"]]
 
 
 def test_preparing_compiles_what_has_no_figures(every, tmp_path) -> None:
