@@ -13,7 +13,8 @@ from fusionreg.core.runtime import Runtime
 pytestmark = pytest.mark.gpu
 
 CATALOG = shipped("moe")
-GEMV, SCATTER, BACKWARD = "moe.expert_gemv", "moe.gemm_scatter_add", "moe.routed_ffn_backward"
+GEMV, SCATTER = "moe.expert_gemv", "moe.gemm_scatter_add"
+ROUTED, BACKWARD = "moe.routed_ffn", "moe.routed_ffn_backward"
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def runtime(fusion: str, *kernels: str) -> Runtime:
     return Runtime(replace(CATALOG, fusions=FrozenDict({fusion: entry})), device="cuda")
 
 
-@pytest.mark.parametrize("kernel", ["stream_cluster", "stream", "decode", "offloaded", "plain"])
+@pytest.mark.parametrize("kernel", ["resident", "stream_cluster", "stream", "decode", "offloaded", "plain"])
 @pytest.mark.parametrize(("rows", "experts"), [(64, 8), (6, 128), (200, 3)])
 def test_rows_of_experts(torch, kernel, rows, experts):
     """At the size of a layer, again and again: a copy that is not waited for would differ."""
@@ -81,6 +82,27 @@ def test_products_are_added_in_one_order(torch, kernel):
         torch.testing.assert_close(y.double(), exact, rtol=2**-7, atol=0.05)
         for _ in range(10):
             assert torch.equal(run.call(SCATTER, base, x, w, ends, weights, index), y)
+
+
+@pytest.mark.parametrize("kernel", ["wgmma", "wgmma_wide", "tiles", "plain"])
+def test_more_rows_than_16_bits_number(torch, kernel):
+    """llama.cpp#13384: 65,536 rows of experts and 8 more; the last of them counts."""
+    tokens, width, experts, k = 32772, 64, 8, 2
+    x = torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16)
+    logits = torch.randn(tokens, experts, device="cuda")
+    gate_up = (torch.randn(experts, 2 * width, width, device="cuda") * width**-0.5).bfloat16()
+    down = (torch.randn(experts, width, width, device="cuda") * width**-0.5).bfloat16()
+    run, given = runtime(ROUTED, kernel), {"top_k": k, "renormalise": 1, "activation": "Swish"}
+    y = run.call(ROUTED, x, logits, gate_up, down, None, **given)
+    for part in (slice(0, 64), slice(-64, None)):
+        assert torch.equal(y[part], run.call(ROUTED, x[part], logits[part], gate_up, down, None, **given))
+    weights, ids = logits[-64:].double().softmax(-1).topk(k)
+    weights, exact = weights / weights.sum(-1, keepdim=True), 0.0
+    for e in range(experts):
+        gate, up = (x[-64:].double() @ gate_up[e].double().T).chunk(2, -1)
+        made = (torch.nn.functional.silu(gate) * up) @ down[e].double().T
+        exact = exact + made * (weights * (ids == e)).sum(-1, keepdim=True)
+    torch.testing.assert_close(y[-64:].double(), exact, rtol=2**-6, atol=0.02)
 
 
 @pytest.mark.parametrize("kernel", ["wgmma", "tensor_core"])
