@@ -282,7 +282,8 @@ def work(index: int, options: argparse.Namespace, store: str) -> None:
 
     rank.say("all ranks are there")
     layers = [Layer(rank, model) for model in (SMALL if options.small else MODELS)]
-    shares = [Share(layer, tokens) for tokens in (SMALL_TOKENS if options.small else TOKENS) for layer in layers]
+    counts = () if rank.late() else SMALL_TOKENS if options.small else TOKENS
+    shares = [Share(layer, tokens) for tokens in counts for layer in layers]
     calls: list[Callable[[], Any]] = [share.one for share in shares]
     for share in shares:
         for chunks in sorted({1, *(chunks for chunks, _ in rank.ways)}):
