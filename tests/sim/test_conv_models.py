@@ -64,7 +64,7 @@ def trained(module: nn.Module) -> nn.Module:
     """In evaluation, with statistics of its own: those of a new module change nothing."""
     torch.manual_seed(0)
     for part in module.modules():
-        if isinstance(part, nn.BatchNorm2d):
+        if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
             part.running_mean.normal_()
             part.running_var.uniform_(0.5, 2.0)
             if part.affine:
@@ -128,6 +128,27 @@ def test_what_others_read_stays(fusions):
         for got, want in zip(fused(x), module(x), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     assert [site.nodes[0] for site in fused.sites if site.fusion.startswith("conv.")] == ["conv2d.Conv"]
+
+
+class Normalised(nn.Module):
+    """onnxruntime#22512, as LeViT has it: a product, normalised over the rows of all batches, added to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product, self.norm = nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        y = self.product(x)
+        return torch.relu(x + self.norm(y.flatten(0, 1)).reshape_as(y))
+
+
+def test_a_normalised_product_stays_one():
+    """The product is fused as such; what stands behind another view of it is neither its bias nor its residual."""
+    module, x = trained(Normalised()), torch.randn(2, 5, 8)
+    fused = Registry(shipped("conv", "gemm"), device="sim").fuse(module, x, policy="aggressive")
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), module(x), rtol=1e-5, atol=1e-5)
+    assert [site.fusion for site in fused.sites if site.status == "fused"] == ["gemm.matmul"]
 
 
 def test_compiled():
