@@ -101,6 +101,24 @@ def test_gradients_end_where_the_program_ends_them(compiled: Any, reports: Any) 
     assert fused(reports).count("norm.layernorm") + sum(n.startswith("norm.layernorm.r") for n in fused(reports)) == 2
 
 
+def test_modes_that_change_nothing_divide_nothing(compiled: Any, reports: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = F.group_norm(x, 2)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            steps = torch.arange(8.0).sin()
+        z = F.silu(y) + steps
+        with torch.no_grad():
+            return z * F.silu(F.group_norm(z, 2)).detach()
+
+    x = torch.randn(2, 4, 8, requires_grad=True)
+    got, expected = compiled(f)(x), f(x)
+    same(got, expected)
+    assert not got.requires_grad, "the last region reads what has a gradient"
+    assert len([n for n in fused(reports) if n.startswith("norm.groupnorm_swish")]) == 2
+    got = compiled(lambda x: f(x.detach()) + x)(x)
+    same(torch.autograd.grad(got.sum(), x)[0], torch.ones_like(x))
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_autocast(compiled: Any, reports: Any, inside: bool) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.SiLU())

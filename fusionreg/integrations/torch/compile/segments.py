@@ -2,12 +2,13 @@
 
 Nodes that switch a mode, or that hold a graph of their own, stand where they are; what lies between two of them is one
 segment: it is traced to aten calls, matched, and replaced when something in it was fused. Otherwise its nodes stay.
+Switches that change nothing divide nothing.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,12 +42,15 @@ class _Walk:
         self.held: dict[str, Any] = {}  # submodules and tensors that take the place of, or join, those of `module`
         self.changed = False
         self.switched: list[Any] = []
+        self.idle = _idle(list(module.graph.nodes))
 
     def run(self) -> torch.fx.GraphModule:
         with self._modes():
             for node in self.module.graph.nodes:
                 if node.op in ("placeholder", "get_attr") or self._unpacks(node):
                     self._copy(node)
+                elif node in self.idle:
+                    continue
                 elif node.op == "output" or _stands(node):
                     self._flush()
                     self._switch(node)
@@ -156,6 +160,41 @@ class _Segment:
             made[node] = graph.node_copy(node, lambda n: made[n])
         graph.output(tuple(made[n] for n in self.outputs))
         return torch.fx.GraphModule(owner, graph)
+
+
+def _idle(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Switches that change nothing where they stand: gradients off around what reads nothing that has one, and
+    autocast off where it is."""
+    at = [-1, *(i for i, n in enumerate(nodes) if n.target is torch._C._set_grad_enabled), len(nodes)]
+    on, found = torch.is_grad_enabled(), set()
+    for i, begin in enumerate(at[1:-1], 1):
+        wanted = bool(nodes[begin].args[0])
+        if wanted == on or (i < len(at) - 2 and not wanted and not any(map(_records, nodes[begin : at[i + 1]]))):
+            found.add(nodes[begin])
+        else:
+            on = wanted
+    entered: list[torch.fx.Node] = []
+    for node in nodes:
+        if node.target is torch.amp.autocast_mode._enter_autocast:
+            kind, _, enabled, *_ = node.args
+            if not enabled and not entered and not torch.is_autocast_enabled(kind):  # type: ignore[arg-type]
+                found.add(node)
+            else:
+                entered.append(node)
+        elif node.target is torch.amp.autocast_mode._exit_autocast:
+            if node.args[0] in found:
+                found.add(node)
+            elif node.args[0] in entered:
+                entered.remove(node.args[0])  # type: ignore[arg-type]
+    return found
+
+
+def _records(node: torch.fx.Node) -> bool:
+    """Whether gradients of what a node reads could be asked for, as far as one can tell."""
+    if node.target in _SWITCHES:
+        return False
+    values = [_recorded(n) for n in node.all_input_nodes]
+    return _stands(node) or any(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
 
 
 def _stands(node: torch.fx.Node) -> bool:
