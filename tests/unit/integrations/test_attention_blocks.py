@@ -68,6 +68,26 @@ class CrossAttention(nn.Module):
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape[0], -1, 64))
 
 
+class T5Attention(nn.Module):
+    """Spelled out: no scale, a bias for each head and bucket of distances, the softmax in float32."""
+
+    def __init__(self, heads=4, width=16):
+        super().__init__()
+        self.heads, self.width = heads, width
+        self.q, self.k, self.v = (nn.Linear(32, heads * width, bias=False) for _ in "qkv")
+        self.o, self.bias = nn.Linear(heads * width, 32, bias=False), nn.Embedding(8, heads)
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        q, k, v = (p(x).view(b, -1, self.heads, self.width).transpose(1, 2) for p in (self.q, self.k, self.v))
+        ahead = torch.arange(s)[None, :] - torch.arange(s)[:, None]
+        far = (2 + torch.log2(ahead.abs().clamp(min=1).float())).long().clamp(max=3)
+        buckets = (ahead > 0).long() * 4 + torch.where(ahead.abs() < 2, ahead.abs(), far)
+        scores = torch.matmul(q, k.transpose(3, 2)) + self.bias(buckets).permute(2, 0, 1).unsqueeze(0)
+        weights = F.softmax(scores.float(), dim=-1).type_as(scores)
+        return self.o(torch.matmul(weights, v).transpose(1, 2).contiguous().view(b, s, -1))
+
+
 def qwen(**parts):
     return QwenAttention(**parts), (torch.randn(2, 7, 32), torch.randn(2, 1, 7, 16), torch.randn(2, 1, 7, 16))
 
@@ -100,6 +120,7 @@ BLOCKS = {
     "vit": (vit_block, {PACKED: 1, **ALONE}),
     "llama": (llama_block, {ROTARY: 1, HALVES: 2, **ALONE}),
     "qwen3": (qwen, {ROTARY: 1, HALVES: 2, **ALONE}),
+    "t5": (lambda: (T5Attention(), (torch.randn(2, 7, 32),)), {THREE: 1, **MASKED}),
     "sdxl": (lambda: (CrossAttention(), (torch.randn(2, 9, 32), torch.randn(2, 5, 24))), ALONE),
 }
 
