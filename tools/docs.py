@@ -20,7 +20,7 @@ from fusionreg import hookspecs
 from fusionreg.benching import as_installed
 from fusionreg.cli import commands  # noqa: F401  registers the commands
 from fusionreg.cli.app import app
-from fusionreg.core.bench import listing, results
+from fusionreg.core.bench import listing, results, summary
 from fusionreg.core.expressions import FUNCTIONS, PREDICATES
 from fusionreg.core.planner.executor import EXECUTORS
 from fusionreg.core.proof import evidence
@@ -161,7 +161,9 @@ def measured() -> str:
         if "fusionreg-bench/" not in path.read_text(encoding="utf-8")[:200]:
             continue  # figures of another program
         found, outdated = as_installed(results.read(path))
-        lines += [f"### {found.gpu}", "", listing.markdown(found.rows, outdated)]
+        lines += [f"### {found.gpu}", "", f"| {' | '.join(summary.TITLES)} |", f"|{' --- |' * len(summary.TITLES)}"]
+        lines += [f"| {' | '.join(group.cells())} |" for group in summary.groups(found, outdated)]
+        lines += ["", listing.markdown(found.rows, outdated)]
         lines += [f"{listing.ceilings(run)[0].upper()}{listing.ceilings(run)[1:]}." for run in found.runs]
         lines.append("")
     return "\n".join(lines)

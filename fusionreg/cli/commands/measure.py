@@ -88,7 +88,7 @@ def bench(
     if html is not None:
         from fusionreg.core.bench.page import write
 
-        write(found, html)
+        write(found, html, old)
     if json:
         print_json(found.model_copy(update={"rows": rows}))
     else:
@@ -122,9 +122,11 @@ def show_results(
 ) -> None:
     """One line per workload, the ceilings of the runs they were measured in, and what was refused."""
     from fusionreg.core.bench.listing import CHANGED, ceilings, header, line, peers_in, remarks
+    from fusionreg.core.bench.summary import TITLES, groups
 
     peers = peers_in(rows)
     table(found.gpu, header(rows), [line(r, peers) for r in rows])
+    table("Together", TITLES, [g.cells() for g in groups(found.model_copy(update={"rows": rows}), old)])
     for run in sorted({r.run for r in rows}):
         typer.echo(ceilings(found.runs[run]))
     for remark in remarks(rows):

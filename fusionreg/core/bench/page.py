@@ -7,14 +7,15 @@ page loads nothing and runs nothing.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from ..errors import MissingDependencyError
-from .listing import ceilings, number
+from .listing import CHANGED, ceilings, number
 from .results import Column, Result, Results, Run
+from .summary import TITLES, groups
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5d6772; --page: #fff; --line: #d9dee3; --ours: #1a7f4b;
@@ -40,6 +41,10 @@ section.workload h3 small { font-weight: 400; color: var(--soft) }
 .key span { margin-right: 1.2rem; white-space: nowrap } .key i { display: inline-block; width: .8rem; height: .8rem;
   margin-right: .35rem; vertical-align: -1px; border-radius: 2px }
 pre { background: color-mix(in srgb, var(--line) 40%, transparent); padding: .6rem; overflow-x: auto; font-size: .8rem }
+table { border-collapse: collapse; font-size: .8rem; display: block; overflow-x: auto }
+th, td { text-align: left; vertical-align: top; padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line);
+  overflow-wrap: anywhere }
+th { min-width: 4rem; overflow-wrap: normal }
 details summary { cursor: pointer; color: var(--soft); font-size: .85rem } .why { color: var(--floor) }
 """
 
@@ -54,32 +59,35 @@ def require() -> None:
         ) from None
 
 
-def write(results: Results, path: Path) -> None:
-    """Writes the page."""
-    text = page(results)
+def write(results: Results, path: Path, outdated: Collection[tuple[str, str]] = ()) -> None:
+    """Writes the page; rows that are ``outdated`` say so."""
+    text = page(results, outdated)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
-def page(results: Results) -> str:
+def page(results: Results, outdated: Collection[tuple[str, str]] = ()) -> str:
     """The page as text; :class:`MissingDependencyError` without matplotlib."""
     require()
-    groups: dict[str, list[Result]] = {}
+    fusions: dict[str, list[Result]] = {}
     for row in results.rows:
-        groups.setdefault(row.fusion, []).append(row)
+        fusions.setdefault(row.fusion, []).append(row)
+    newest = sorted(results.runs, key=lambda run: run.date, reverse=True)
     body = [
         f"<h1>fusionreg on {escape(results.gpu)}</h1>",
         f"<p>{len(results.rows)} workloads. Medians of single launches with a flushed L2, or of CUDA-graph replays"
         " where a row says so. Every output was compared with float64 before it was timed.</p>",
-        "<ul>" + "".join(f"<li>{escape(ceilings(run))}</li>" for run in results.runs) + "</ul>",
+        *(f"<p>{escape(_capital(ceilings(run)))}.</p>" for run in newest[:1]),
+        _folded("ceilings of earlier runs", [ceilings(run) for run in newest[1:]]),
+        _summary(results, outdated),
         f"<figure>{roofline(results)}<figcaption>Operations per second over operations per byte. Lines are ceilings"
         " measured in the same run; hollow marks are the best competitor.</figcaption></figure>",
         _key(),
     ]
-    for fusion, rows in groups.items():
+    for fusion, rows in fusions.items():
         body.append(f"<h2>{escape(fusion)}</h2>")
-        body += [_workload(row, results.runs[row.run]) for row in rows]
-    body += ["<h2>Environment</h2>", *(_environment(r.environment) for r in results.runs)]
+        body += [_workload(row, results.runs[row.run], CHANGED if row.key in outdated else "") for row in rows]
+    body += ["<h2>Environment</h2>", *(_environment(r) for r in newest)]
     title = f"fusionreg on {escape(results.gpu)}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -98,7 +106,7 @@ def _key() -> str:
     return f'<p class="key">{spans}</p>'
 
 
-def _workload(row: Result, run: Run) -> str:
+def _workload(row: Result, run: Run, remark: str = "") -> str:
     timed = [c for c in row.columns if c.time]
     shown = [c.time.median for c in timed if c.time and (c.name == row.chosen or not c.ours)]  # slow siblings are cut
     longest = max([*shown, row.floor_ms, row.goal_ms or 0.0, row.issue_ms or 0.0]) or 1.0
@@ -109,8 +117,8 @@ def _workload(row: Result, run: Run) -> str:
     facts += [_moved(row, run), _issued(row)]
     small = " · ".join(escape(f) for f in facts if f)
     parts = [f'<section class="workload"><h3>{escape(row.workload)} <small>{small}</small></h3>']
-    if row.reason:
-        parts.append(f'<p class="why">{escape(row.status)}: {escape(row.reason)}</p>')
+    reasons = [f"{row.status}: {row.reason}" if row.reason else "", remark]
+    parts += [f'<p class="why">{escape(why)}</p>' for why in reasons if why]
     if timed:
         marks = _mark("floor", row.floor_ms, longest) + _mark("goal", row.goal_ms, longest)
         marks += _mark("issue", row.issue_ms if row.issue_binds else None, longest)
@@ -161,9 +169,25 @@ def _mark(kind: str, value: float | None, longest: float) -> str:
     return "" if value is None else f'<div class="mark {kind}" style="left: {100 * value / longest:.2f}%"></div>'
 
 
-def _environment(facts: Mapping[str, str]) -> str:
-    rows = "".join(f"<li>{escape(k)}: {escape(v)}</li>" for k, v in facts.items())
-    return f"<details><summary>versions and settings</summary><ul>{rows}</ul></details>"
+def _environment(run: Run) -> str:
+    return _folded(f"versions and settings, {run.date}", [f"{k}: {v}" for k, v in run.environment.items()])
+
+
+def _folded(title: str, lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<details><summary>{escape(title)}</summary><ul>{items}</ul></details>" if lines else ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _summary(results: Results, outdated: Collection[tuple[str, str]]) -> str:
+    """A table of :func:`~.summary.groups`."""
+    head = "".join(f"<th>{escape(title)}</th>" for title in TITLES)
+    rows = [group.cells() for group in groups(results, outdated)]
+    body = "".join(f"<tr>{''.join(f'<td>{escape(x)}</td>' for x in cells)}</tr>" for cells in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
 
 
 def roofline(results: Results) -> str:
@@ -185,19 +209,20 @@ def _draw(a: Any, results: Results) -> None:
     rows = [r for r in results.rows if r.ours_ms and r.flops]
     intensities = [r.flops / (r.read + r.written) for r in rows]
     low, high = min([0.1, *intensities]) / 2, max([1e3, *intensities]) * 2
-    for i, run in enumerate(results.runs):
-        c, faint = run.ceilings, 1.0 if i == len(results.runs) - 1 else 0.3
-        for j, (name, rate) in enumerate(c.matmul.items()):
-            start = rate / c.copy_rate
-            a.plot([start, high], [rate / 1e12] * 2, color="#5d6772", lw=1, alpha=faint)
-            if faint == 1.0:
-                at = (high / 8**j, rate / 1e12)  # neighbours beside each other, not on top
-                a.annotate(f"{name} {rate / 1e12:.0f} TFLOP/s", at, ha="right", va="bottom", color="#5d6772")
+    newest = max((run.date for run in results.runs), default="")
+    for run in results.runs:
+        c, faint = run.ceilings, 1.0 if run.date == newest else 0.3
         top = max([*c.matmul.values(), c.copy_rate * 10])
         a.plot([low, top / c.copy_rate], [low * c.copy_rate / 1e12, top / 1e12], color="#5d6772", lw=1, alpha=faint)
-        if faint == 1.0:
-            at = (low * 2, low * 1.4 * c.copy_rate / 1e12)
-            a.annotate(f"copy {c.copy_rate / 1e12:.2f} TB/s", at, va="top", color="#5d6772")
+        names: dict[float, list[str]] = {}
+        for name, rate in c.matmul.items():
+            a.plot([rate / c.copy_rate, high], [rate / 1e12] * 2, color="#5d6772", lw=1, alpha=faint)
+            near = next((r for r in names if 0.8 < r / rate < 1.25), rate)  # one label for neighbours
+            names.setdefault(near, []).append(f"{name} {rate / 1e12:.0f}")
+        labels = [(r / c.copy_rate, r, f"{', '.join(said)} TFLOP/s") for r, said in names.items()]
+        labels.append((low * 8, low * 8 * c.copy_rate, f"copy {c.copy_rate / 1e12:.2f} TB/s"))
+        for x, rate, text in labels if faint == 1.0 else ():  # beside the corner: nothing is above a roof
+            a.annotate(f"{text} ", (x, rate / 1e12), ha="right", va="bottom", color="#5d6772")
     for row, x in zip(rows, intensities, strict=True):
         best = row.best
         if best and best.time:

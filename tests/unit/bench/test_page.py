@@ -59,7 +59,7 @@ def test_the_page(found) -> None:
     assert "69% of the floor's rate" in seen.text and "1.25 × the best competitor" in seen.text
     assert "1.33 × the goal" in seen.text and "CUDA graph" in seen.text
     assert "2.95 of 4.39 TB/s (0% written)" in seen.text
-    assert "copy 1:1 4.26 TB/s" in seen.text and "bfloat16 788 TFLOP/s" in seen.text
+    assert "copy 1:1 4.26 TB/s" in seen.text and "bfloat16 788, float16 760 TFLOP/s" in seen.text
     assert seen.tags.count("svg") == 1 and seen.tags.count("section") == 4
     assert "script" not in seen.tags and "<Fake>" not in text and "http" not in re.sub(r'xmlns[:\w]*="[^"]*"', "", text)
 
