@@ -72,10 +72,21 @@ def workers(text: str) -> Workers:
         wanted = int(form[1]) if form[1] else len(devices)
         if not 1 <= wanted <= len(devices):
             raise ArgumentError("too many workers", text, f"{len(devices)} GPUs are here", f"1 to {len(devices)} GPUs")
-        return LocalWorkers([{"CUDA_VISIBLE_DEVICES": d} for d in devices[:wanted]] * int(form[2] or 1))
+        each = int(form[2] or 1)
+        shared = _shares(wanted * each)
+        return LocalWorkers([{"CUDA_VISIBLE_DEVICES": d, **shared} for d in devices[:wanted]] * each)
     if kind == "processes" and rest.isdecimal() and int(rest) > 0:
-        return LocalWorkers([{}] * int(rest))
+        return LocalWorkers([_shares(int(rest))] * int(rest))
     raise ArgumentError("unknown executor", repr(text), "", FORMS)
+
+
+def _shares(count: int) -> dict[str, str]:
+    """Inductor compiles in a pool of as many processes as there are processors; ``count`` such pools share them.
+
+    What the caller has set stays.
+    """
+    name = "TORCHINDUCTOR_COMPILE_THREADS"
+    return {} if name in os.environ else {name: str(max(1, (os.cpu_count() or 1) // count))}
 
 
 def visible_devices() -> list[str]:

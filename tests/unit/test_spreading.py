@@ -68,6 +68,10 @@ def test_gpus_of_this_host(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,2,7")
     assert [e["CUDA_VISIBLE_DEVICES"] for e in workers("gpus:3").environments] == ["GPU-a", "GPU-b", "2"]
     assert [e["CUDA_VISIBLE_DEVICES"] for e in workers("gpus:2x3").environments] == ["GPU-a", "GPU-b"] * 3
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    threads = {t: workers(t).environments[0]["TORCHINDUCTOR_COMPILE_THREADS"] for t in ("gpus:2x3", "processes:40")}
+    assert threads == {"gpus:2x3": "2", "processes:40": "1"}
     with pytest.raises(ArgumentError, match="4 GPUs are here"):
         workers("gpus:5")
 
