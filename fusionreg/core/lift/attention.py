@@ -35,6 +35,8 @@ _SCORES = (
     "s = MatMul({q}, Mul({k}, c), transB=transB)",
     "s = MatMul(Mul({q}, c), Mul({k}, d), transB=transB)",
 )
+#: By a number that is computed: as ``Attention`` has none but constants, q is brought to that scale in front of it.
+_RUNTIME = {f"s = {by}(MatMul({{q}}, {{k}}, transB=transB), c)": f"{by}(q, c)" for by in ("Mul", "Div")}
 #: In front of the softmax, and as ``Attention`` takes it.
 _MASKS = {
     "": "", "m = Add(s, mask)\n": ", mask", "m = Where(allowed, s, low)\n": ", allowed",
@@ -195,7 +197,14 @@ def _scale(site: Site) -> Mapping[str, Any] | None:
     return {"scale": None if usual else scale}
 
 
-def _derive(transposed: int, cast: bool, rank: int = 4) -> Any:
+def _one_number(site: Site) -> bool:
+    """A tensor of one element, which no constant is."""
+    shape, scores = site.shape("c"), site.shape("s")
+    fits = shape is not None and scores is not None and len(shape) <= len(scores) and all(d == 1 for d in shape)
+    return fits and not site.graph.is_constant(site.name("c"))
+
+
+def _derive(transposed: int, cast: bool, rank: int = 4, runtime: bool = False) -> Any:
     def derive(site: Site) -> Mapping[str, Any] | None:
         if site.attribute("transB") != transposed or not _axes(site, rank):
             return None
@@ -205,35 +214,38 @@ def _derive(transposed: int, cast: bool, rank: int = 4) -> Any:
             producer = site.graph.producers.get(site.name("k"))
             if producer is None or producer.op != "Transpose":
                 return None
-        return _scale(site)
+        return {"scale": 1.0} if runtime else _scale(site)
 
     return derive
 
 
 def _rules() -> Iterator[Rule]:
-    for scores, (mask, given), (soft, precision), transposed in product(_SCORES, _MASKS.items(), _SOFTMAX, (1, 0)):
-        head = scores.format(q="q", k="k")
-        conditions: tuple[Any, ...] = (floats("q", "k", "v"),)
-        if "mask" in mask:
-            conditions = (floats("q", "k", "v", "mask"), _additive)
-        elif mask:
-            conditions = (*conditions, _boolean)
+    every = (*((scores, "q") for scores in _SCORES), *_RUNTIME.items())
+    for (scores, query), (mask, given), (soft, precision), transposed in product(
+        every, _MASKS.items(), _SOFTMAX, (1, 0)
+    ):
+        head, runtime = scores.format(q="q", k="k"), query != "q"
+        conditions: tuple[Any, ...] = (floats("q", "k", "v", *("c" * runtime), *(("mask",) if "mask" in mask else ())),)
+        if mask:
+            conditions = (*conditions, _additive if "mask" in mask else _boolean)
+        if runtime:
+            conditions = (*conditions, _one_number)
         key = "k" if transposed else "Transpose(k, perm=(0, 1, 3, 2))"
         yield Rule(
             "attention",
             f"{head}\n{mask}{soft.format(m='m' if mask else 's')}\ny = MatMul(p, v)",
-            f"y = Attention(q, {key}, v{given}, scale=scale{precision})",
+            f"y = Attention({query}, {key}, v{given}, scale=scale{precision})",
             conditions,
-            _derive(transposed, bool(precision)),
+            _derive(transposed, bool(precision), runtime=runtime),
         )
         if transposed and not given.startswith((", allowed", ", Not")):
-            q, k, v = (f"Unsqueeze({name}, (1,))" for name in "qkv")
+            q, k, v = (f"Unsqueeze({name}, (1,))" for name in (query, "k", "v"))
             yield Rule(
                 "attention_of_one_head",
                 f"{head}\n{mask}{soft.format(m='m' if mask else 's')}\ny = MatMul(p, v)",
                 f"y = Squeeze(Attention({q}, {k}, {v}{given}, scale=scale{precision}), (1,))",
                 conditions,
-                _derive(transposed, bool(precision), 3),
+                _derive(transposed, bool(precision), 3, runtime),
             )
     for scores, (mask, given) in product(_SCORES, [m for m in _MASKS.items() if m[0]]):
         yield Rule(

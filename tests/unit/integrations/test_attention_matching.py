@@ -44,6 +44,7 @@ SDPA = {
     "added": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
     "grouped": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
     "spelled": lambda q, k, v, m: (q @ k.transpose(-2, -1) / 8.0).softmax(-1) @ v,
+    "by a tensor": lambda q, k, v, m: (q @ k.transpose(-2, -1) * m[0, 0, 0, 0]).softmax(-1) @ v,
     "triu": lambda q, k, v, m: hidden(q, k, torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf) @ v,
     "tril": lambda q, k, v, m: hidden(q, k, torch.ones(9, 9).tril() == 0, torch.finfo(q.dtype).min) @ v,
 }
@@ -66,7 +67,7 @@ def test_torch(registry, kind):
     words += ["sdpa_position_bias_training"] if kind == "added" else []
     assert [m.fusion for m in found] == [f"attention.{w}" for w in words]
     assert found[0].attributes["is_causal"] == (kind in CAUSAL)
-    assert found[0].choices["scaling"] == ("given" if kind == "scaled" else "usual")
+    assert found[0].choices["scaling"] == ("given" if kind in ("scaled", "by a tensor") else "usual")
     assert found[0].axes["G"] == groups
 
 

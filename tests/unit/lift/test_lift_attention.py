@@ -145,12 +145,14 @@ def test_where_with_a_causal_constant(low):
         assert_lifted(graph, {"Attention": 1}, 1e-6)
 
 
-@pytest.mark.parametrize("case", ["axis", "runtime scale", "per head", "negative", "v transposed", "shared head"])
+@pytest.mark.parametrize(
+    "case", ["axis", "runtime scale of heads", "per head", "negative", "v transposed", "shared head"]
+)
 def test_refusals(case):
     n = Spell()
     q, k, v = operands(n, case == "shared head")
     scale = {
-        "runtime scale": lambda: n.x(),
+        "runtime scale of heads": lambda: n.x(H, 1, 1),
         "per head": lambda: n.const(np.arange(1.0, 1.0 + H).reshape(H, 1, 1)),
         "negative": lambda: -ROOT,
     }
@@ -161,6 +163,20 @@ def test_refusals(case):
     else:
         y = n.op("MatMul", p, v)
     assert_not_lifted(n.done(y), "Attention")
+
+
+@pytest.mark.parametrize("by", ["Mul", "Div"])
+@pytest.mark.parametrize("shape", [(), (1, 1, 1)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_scale_that_is_computed_is_that_of_q(by, shape, masked):
+    """pytorch#191203, pytorch#194444: a tensor of one element, of any sign."""
+    n = Spell()
+    q, k, v = operands(n)
+    s = n.op(by, n.op("MatMul", q, k, transB=1), n.x(*shape))
+    if masked:
+        s = n.add(s, n.const(np.where(np.arange(T) < 3, 0.0, -np.inf)[None]))
+    result = assert_lifted(n.done(attend(n, s, v)), {by: 1, "Attention": 1}, 1e-5)
+    assert result.nodes[-1].attrs["scale"] == 1.0
 
 
 @pytest.mark.parametrize("expose", ["scores", "chances"])
