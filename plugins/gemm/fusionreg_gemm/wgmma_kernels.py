@@ -1,4 +1,4 @@
-"""Kernels on Hopper's tensor cores: of 16-bit operands ``wgmma.cu.j2``, of e4m3 ``wgmma_narrow.cu.j2``."""
+"""Kernels on Hopper's tensor cores: 16-bit operands and e4m3, one weight or two; one template, ``wgmma.cu.j2``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wgmma(
 
     return KernelSpec(
         name="wgmma",
-        template="wgmma_narrow.cu.j2" if narrow else "wgmma.cu.j2",
+        template="wgmma.cu.j2",
         regions="y",
         summary="wgmma fed by TMA, warp-specialised and persistent; clusters share tiles of w",
         targets="sm_90a",
@@ -74,14 +74,13 @@ def wgmma(
             "OWN": f"{width} // SPLIT",  # columns of a tile that a block finishes
             "COLUMNS": "32 if OWN % 64 else 64",  # those that a warp stores at a time
             "STAGES": f"min(8, (232448 - {_OUT}) // {_STAGE})",
-            **({} if narrow else {"BATCHED": str(int(batched))}),
+            "BATCHED": str(int(batched)),
             **constants,
         },
         tensor_maps=(
             tensor_map(
                 "x", ("M if XT else K", "K if XT else M"), "stride(x, 1 + XT)" if batched else "stride(x, XT)",
-                (str(run), f"64 if XT else {'BM' if narrow else 'min(BM, M)'}"),
-                name="x_map", swizzle="128", l2_promotion=256,
+                (str(run), "64 if XT else min(BM, M)"), name="x_map", swizzle="128", l2_promotion=256,
             ),
             *(
                 tensor_map(
@@ -94,7 +93,8 @@ def wgmma(
         ),
         grid=f"SPLIT * {tiles} if SPLIT > 1 else CLUSTER * max(1, min({tiles}, multiprocessors // CLUSTER))",
         block="384",
-        programmatic=not narrow,
+        programmatic=True,
+        pending="no GPU has run this text" if narrow else "",
         slots_pending="" if pairs or narrow else "no GPU has run all that may stand behind it",
         cluster="CLUSTER * SPLIT",
         min_blocks=1,
