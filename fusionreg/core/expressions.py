@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .dtypes import dtype
 from .errors import ExpressionError, FusionregError, UnknownNameError
@@ -211,10 +211,25 @@ def _parse(text: str, checker: _Checker) -> ast.expr:
         raise checker.fail(f"it does not parse ({type(e).__name__})", "an expression, not nested too deeply") from None
 
 
-@lru_cache(maxsize=4096)
-def _compiled(text: str) -> FunctionType:
-    """Of an expression that has been checked: most stand in several kernels."""
-    return _function(_parse(text, _Checker(text, None, None, "")), text)
+class _Parsed(NamedTuple):
+    """What an expression's text says, whoever may read which names."""
+
+    names: frozenset[str]
+    tensors: frozenset[str]
+    features: frozenset[str]
+    predicates: frozenset[str]
+    function: FunctionType
+
+
+@lru_cache(maxsize=1 << 14)
+def _parsed(text: str) -> _Parsed:
+    """Of an expression that may read every name: most stand in several kernels."""
+    checker = _Checker(text, None, None, "")
+    function = _function(_parse(text, checker), text)
+    return _Parsed(
+        frozenset(checker.names), frozenset(checker.tensors), frozenset(checker.features),
+        frozenset(checker.predicates), function,
+    )  # fmt: skip
 
 
 def _function(body: ast.expr, name: str) -> FunctionType:
@@ -262,17 +277,26 @@ class Expression:
 
         ``known``: variables that exist; ``tensors``: tensors that exist; None leaves that unchecked.
         """
-        checker = _Checker(text, known, tensors, whom)
-        _parse(text, checker)
+        try:
+            found = _parsed(text.strip()) if isinstance(text, str) else None
+        except ExpressionError:
+            found = None
+        if (
+            found is None
+            or (known is not None and not all(name in known for name in found.names))
+            or (tensors is not None and not all(name in tensors for name in found.tensors))
+        ):
+            _parse(text, _Checker(text, known, tensors, whom))  # which raises, and says where the expression stands
+            found = _parsed(text.strip())
         self = object.__new__(cls)
         for field, value in (
             ("text", text.strip()),
-            ("names", frozenset(checker.names)),
-            ("tensors", frozenset(checker.tensors)),
-            ("features", frozenset(checker.features)),
-            ("predicates", frozenset(checker.predicates)),
+            ("names", found.names),
+            ("tensors", found.tensors),
+            ("features", found.features),
+            ("predicates", found.predicates),
             ("whom", whom),
-            ("_function", _compiled(text.strip())),
+            ("_function", found.function),
         ):
             object.__setattr__(self, field, value)
         return self

@@ -102,6 +102,12 @@ class Conditions:
         return None
 
 
+@lru_cache(maxsize=1024)
+def conditions(texts: tuple[str, ...]) -> Conditions:
+    """:class:`Conditions`, made ready once for all who ask: each case of a fusion does."""
+    return Conditions(texts)
+
+
 def impossible(conditions: Sequence[str], env: Mapping[str, Any]) -> str | None:
     """:meth:`Conditions.impossible`, for a single use."""
     return Conditions(conditions).impossible(env)

@@ -193,7 +193,7 @@ class FusionEntry:
     def name(self) -> str:
         return self.spec.name
 
-    @property
+    @cached_property
     def tensors(self) -> FrozenDict[str, TensorType]:
         """Inputs, then outputs."""
         return self.inputs | self.outputs
@@ -212,7 +212,7 @@ class FusionEntry:
         at = ((n, len(s.type.forms[0].names)) for s in self.slots.values() for n in s.inputs)
         return tuple(dict.fromkeys(n for n, axes in at if 1 < len(self.inputs[n].forms[0].names) < axes))
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """Axis names in order of first appearance."""
         return tuple(dict.fromkeys(a for t in self.tensors.values() for a in t.axes))

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from ..errors import SpecError, UnknownNameError
-from ..intervals import Conditions
+from ..intervals import conditions
 from ..registry.entries import FusionEntry
 from ..spec import Case
 from ..tensors import TensorType, folded_axis
@@ -97,7 +97,12 @@ def _check_problem(
         folds = folded_axis(entry.tensors)
         if folds in fixed:  # conditions see the axis with the leading extents folded in
             fixed[folds] *= prod(case.batch)
-        constraints = Conditions(spec.constraints)
-        wrong = [constraints.impossible({**env, **fixed}) for env in environments(entry, constraints.names)]
-        if wrong and None not in wrong:
-            problems.add(at, f"the constraint {wrong[0]!r} does not hold", "what the fusion accepts")
+        constraints = conditions(spec.constraints)
+        wrong = ""
+        for env in environments(entry, constraints.names):
+            found = constraints.impossible({**env, **fixed})
+            if found is None:
+                return
+            wrong = wrong or found
+        if wrong:
+            problems.add(at, f"the constraint {wrong!r} does not hold", "what the fusion accepts")

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import SpecError, UnknownNameError
 from ..expressions import PREDICATES, ExpressionSet
 from ..frozen import EMPTY, FrozenDict
-from ..intervals import Conditions, Interval, evaluate
+from ..intervals import Interval, conditions, evaluate
 from ..registry.entries import FusionEntry, KernelEntry
 from ..registry.library_calls import LibraryCall
 from ..spec import ITERATION, STRUCTURAL, WHOLE, KernelSpec, TensorMap
@@ -299,16 +299,16 @@ def _unreached(asked: _Asked) -> tuple[SpecError, ...]:
 
 def _check_reachable(problems: Problems, spec: KernelSpec, fusion: FusionEntry, targets: tuple[Target, ...]) -> None:
     """Notes when no problem on any target can choose the kernel, or no combination of params is valid."""
-    conditions = Conditions((*fusion.spec.constraints, *spec.requires))
-    valid = Conditions(spec.valid)
+    met = conditions((*fusion.spec.constraints, *spec.requires))
+    valid = conditions(spec.valid)
     wrong = ""
     worlds: dict[tuple[Any, ...], dict[str, Any]] = {}  # the reachable ones, one for each that `valid` can tell apart
     told = [n for n in (*fusion.spec.dtypes, *fusion.choices, *fusion.spec.attributes) if n in valid.names]
-    for target, env in _worlds(fusion, targets, conditions.names | valid.names | {*fusion.spec.dtypes}):
+    for target, env in _worlds(fusion, targets, met.names | valid.names | {*fusion.spec.dtypes}):
         apart = (target.features if "has" in valid.names else "", *(env[n] for n in told if n in env))
         if apart in worlds:
             continue
-        found = conditions.impossible(env)
+        found = met.impossible(env)
         if found is None:
             worlds[apart] = env
         wrong = found or wrong

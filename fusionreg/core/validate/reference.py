@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
 from ..errors import ArgumentError, ExpressionError, GraphError, SpecError
-from ..frozen import FrozenDict
+from ..expressions import Expression
+from ..frozen import EMPTY, FrozenDict
 from ..ops import Vocabulary
 from ..pattern.instantiate import PatternGraph, instantiate
 from ..registry.entries import FusionEntry
@@ -37,8 +38,15 @@ class _Site:
     def shapes(self) -> dict[str, Shape]:
         return {n: expand(f, self.axes, self.leading) for n, f in self.forms.items()}
 
-    def meets(self, entry: FusionEntry, dtypes: Mapping[str, str]) -> bool:
+    @property
+    def spelling(self) -> tuple[object, ...]:
+        """What decides which operators there are, and their dtypes: everything but shapes."""
+        return self.absent, tuple(self.choices.values()), tuple(self.attributes.values())
+
+    def meets(self, entry: FusionEntry, constraints: Sequence[Expression], dtypes: Mapping[str, str] = EMPTY) -> bool:
         """Whether the constraints hold; one that cannot be evaluated does not."""
+        if not constraints:
+            return True
         folded = {**self.axes}
         if self.leading:
             folded[self.folds] *= prod(self.leading)
@@ -50,7 +58,7 @@ class _Site:
             "shape": lambda n, i: shapes[n][i],
         }  # fmt: skip
         try:
-            return all(constraint(env) for constraint in entry.constraints)
+            return all(constraint(env) for constraint in constraints)
         except ExpressionError:
             return False
 
@@ -58,20 +66,27 @@ class _Site:
 def check_reference(entry: FusionEntry, ops: Vocabulary) -> list[SpecError]:
     """Inferred dtypes and shapes against the declared ones; an error for each output and spelling that differs.
 
-    Every spelling is instantiated for every combination of dtypes, tensor forms, choices, attribute choices and
-    presence of optional inputs that meets the constraints. Combinations that inference refuses are no error as long as
-    each dtype has one that it accepts. An extent that inference leaves open is not compared.
+    Every spelling is instantiated for every combination of tensor forms, choices, attribute choices and presence of
+    optional inputs that meets the constraints with some dtypes; and for every combination of all of these but forms
+    with dtypes, as no dtype follows from a shape. Combinations that inference refuses are no error as long as each
+    dtype has one that it accepts. An extent that inference leaves open is not compared.
     """
     errors: dict[str, SpecError] = {}
+    of_dtypes = [c for c in entry.constraints if c.names & entry.spec.dtypes.keys()]
+    others = [c for c in entry.constraints if not c.names & entry.spec.dtypes.keys()]
     for i, pattern in enumerate(entry.patterns):
         at = f"pattern[{i}]" if len(entry.patterns) > 1 else "pattern"
+        sites = [site for site in _sites(entry, pattern) if site.meets(entry, others)]
+        tried: set[int] = set()
         for kinds in product(*entry.spec.dtypes.values()):
             dtypes = dict(zip(entry.spec.dtypes, kinds, strict=True))
             shown = ", ".join(f"{k} = {v}" for k, v in dtypes.items())
-            worked, refused = False, ""
-            for site in _sites(entry, pattern):
-                if not site.meets(entry, dtypes):
+            worked: set[tuple[object, ...]] = set()
+            refused = ""
+            for number, site in enumerate(sites):
+                if (number in tried and site.spelling in worked) or not site.meets(entry, of_dtypes, dtypes):
                     continue
+                tried.add(number)
                 try:
                     graph = instantiate(
                         pattern, entry.spec, dtypes=dtypes, shapes=site.shapes(), ops=ops, choices=site.choices,
@@ -82,7 +97,7 @@ def check_reference(entry: FusionEntry, ops: Vocabulary) -> list[SpecError]:
                 except GraphError as error:
                     refused = refused or str(error)
                     continue
-                worked = True
+                worked.add(site.spelling)
                 for name, kind in entry.outputs.items():
                     value, declared = graph.values[name], dtypes.get(kind.dtype, kind.dtype)
                     fits = any(_agrees(value.shape, form, site) for form in kind.forms)
@@ -101,17 +116,17 @@ def check_reference(entry: FusionEntry, ops: Vocabulary) -> list[SpecError]:
 def _sites(entry: FusionEntry, pattern: PatternGraph) -> Iterator[_Site]:
     attributes = {n: _examples(a) for n, a in entry.spec.attributes.items()}
     folds = folded_axis(entry.tensors)
+    chosen = [dict(zip(attributes, values, strict=True)) for values in product(*attributes.values())]
+    settings = [(c, _extents(entry, c)) for c in chosen]
     for absent in dict.fromkeys(((), tuple(sorted(pattern.optional)))):
         present = {n: t for n, t in entry.inputs.items() if n in pattern.inputs and n not in absent}
         for forms in product(*(t.forms for t in present.values())):
             named = dict(zip(present, forms, strict=True))
             batched = bool(folds) and all(f.leading or folds not in f.names for f in forms)
             for keys in product(*pattern.choices.values()):
-                for values in product(*attributes.values()):
-                    chosen = dict(zip(attributes, values, strict=True))
-                    axes = _extents(entry, chosen)
-                    choices = dict(zip(pattern.choices, keys, strict=True))
-                    yield _Site(choices, chosen, absent, named, axes, LEADING if batched else (), folds)
+                choices = dict(zip(pattern.choices, keys, strict=True))
+                for values, axes in settings:
+                    yield _Site(choices, values, absent, named, axes, LEADING if batched else (), folds)
 
 
 def _examples(attribute: AttributeSpec) -> tuple[Any, ...]:
