@@ -256,6 +256,8 @@ def test_tensors_on_the_cpu_are_left_alone_unless_it_is_a_test(compiled: Any, re
         same(compiled(norm, device="cuda", strict=False)(torch.ones(2, 8)), norm(torch.ones(2, 8)))
     assert fused(reports) == []
     assert "fused kernels run on a GPU" in reports[0].refused[0]
+    with pytest.warns(FusionWarning, match="explain"):
+        compiled(lambda x: x.cumsum(0).unique_consecutive(), strict=False)(torch.ones(4))
 
 
 def test_policy_off(compiled: Any, reports: Any) -> None:

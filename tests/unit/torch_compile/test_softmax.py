@@ -73,7 +73,7 @@ def test_an_additive_mask_gets_its_gradient(scores, compiled, reports):
     assert "attention.bias_softmax" in fused(reports)
 
 
-@pytest.mark.filterwarnings("ignore:.*fused nothing in a graph")  # as it is captured, the loss is one operator
+@pytest.mark.filterwarnings("error:.*fused nothing in a graph")  # as it is captured, the loss is one operator
 def test_log_softmax_of_a_loss(scores, compiled, reports):
     """Cross entropy as torch spells it: the logarithm and its gradient are kernels of ours, the loss is none."""
     x, label = torch.randn(6, 40, requires_grad=True), torch.tensor([3, 39, 0, 7, -100, 12])

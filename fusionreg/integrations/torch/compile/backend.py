@@ -53,22 +53,32 @@ def compile_graph(
     rewritten = rewrite_graph(gm, fuser.rewrite)
     report = Report.joined(fuser.reports, chosen.policy, time.perf_counter() - start)
     _tell(report, chosen)
-    refit = _refitting(registry, chosen, executor, report.moved > 0) if chosen.policy != "off" else None
+    told = [report]
+    refit = _refitting(registry, chosen, executor, report.moved > 0, told) if chosen.policy != "off" else None
     if chosen.inner == "eager":
         made = inner.eager(rewritten, example_inputs, refit)
     else:
         made = inner.inductor(rewritten, example_inputs, chosen, mode, refit, inner.key_of(registry, chosen))
+    computes = any(n.op.startswith("call") for n in gm.graph.nodes)
+    if refit is not None and computes and not any(r.fused for r in told):
+        warnings.warn(
+            'backend fusionreg fused nothing in a graph; options={"explain": True} tells why, and so does '
+            "`fusionreg match --explain`",
+            FusionWarning,
+            stacklevel=2,
+        )
     return graphed(made, example_inputs) if chosen.cuda_graph else made
 
 
-def _refitting(registry: Registry, options: Options, executor: str, moved: bool) -> inner.Refit:
-    """Fuses more in what autograd makes of a graph, and tells of it."""
+def _refitting(registry: Registry, options: Options, executor: str, moved: bool, told: list[Report]) -> inner.Refit:
+    """Fuses more in what autograd makes of a graph, and tells of it; ``told`` gets the reports too."""
 
     def refit(module: torch.fx.GraphModule, stage: str) -> torch.fx.GraphModule:
         start = time.perf_counter()
         fuser = Fuser(registry, options, executor)
         made = fuser.rewrite_traced(module, moved)
-        _tell(Report.joined(fuser.reports, options.policy, time.perf_counter() - start, stage), options)
+        told.append(Report.joined(fuser.reports, options.policy, time.perf_counter() - start, stage))
+        _tell(told[-1], options)
         return made
 
     return refit
@@ -81,14 +91,6 @@ def _tell(report: Report, options: Options) -> None:
         print(report)
     if options.strict and report.refused:
         raise ModelError("cannot rewrite", "a graph", report.refused[0], "a graph that can be traced and rewritten")
-    captured = report.stage == "captured" and options.policy != "off"
-    if captured and not report.fused and (report.lost or report.refused):
-        warnings.warn(
-            'backend fusionreg fused nothing in a graph; options={"explain": True} tells why, and so does '
-            "`fusionreg match --explain`",
-            FusionWarning,
-            stacklevel=2,
-        )
 
 
 __all__ = ["FusionWarning", "compile_graph"]
