@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SAME = ("device", "gpu", "driver", "nvrtc", "target")
 #: Workloads that a worker takes at a time.
 AT_ONCE = 8
-#: What all cases of a kernel without evidence are taken to need.
+#: What all cases of a kernel are taken to need where no kernel of its fusion has evidence.
 SECONDS = 10.0
 
 _catalog = cache(load)
@@ -115,8 +115,10 @@ def run(
 
 
 def _seconds(entry: FusionEntry, kernel: KernelEntry) -> float:
-    """How long all cases of a kernel took when its evidence was written; :data:`SECONDS` where there is none."""
-    return max((row.seconds for row in proofs.held(entry)[kernel.name]), default=0.0) or SECONDS
+    """How long all cases of a kernel took when its evidence was written, or else the slowest beside it."""
+    held = proofs.held(entry)
+    rows = held[kernel.name] or [row for rows in held.values() for row in rows]
+    return max((row.seconds for row in rows), default=0.0) or SECONDS
 
 
 def _joined(reports: Sequence[Report]) -> Report:

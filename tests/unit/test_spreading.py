@@ -209,5 +209,7 @@ def test_what_a_kernel_took_is_read_from_its_evidence(monkeypatch) -> None:
     rows = proofs.held(entry)[kernel.name]
     assert rows
     assert work._seconds(entry, kernel) == max(r.seconds for r in rows)
+    monkeypatch.setattr(proofs, "held", lambda _: {kernel.name: (), "slow": rows, "quick": rows[:0]})
+    assert work._seconds(entry, kernel) == max(r.seconds for r in rows)
     monkeypatch.setattr(proofs, "held", lambda _: {kernel.name: ()})
     assert work._seconds(entry, kernel) == work.SECONDS
