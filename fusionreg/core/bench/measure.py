@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache as remembered
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Protocol
@@ -23,8 +24,9 @@ from .subject import Subject
 
 #: How often every competitor has its turn: a clock that drifts then shows as spread, not as a difference.
 ROUNDS = 2
-#: From so many times the fastest one's time on a glance at a competitor is all it gets.
-FAR = 3.0
+#: From so many times the fastest one's time on a glance is all that a competitor gets, and a kernel of ours that is not
+#: the one that dispatch picks.
+FAR, BEHIND = 3.0, 1.5
 #: Workloads whose kernels are compiled side by side before the first of them is measured.
 AHEAD = 16
 
@@ -285,7 +287,8 @@ def compete(entrants: Sequence[Entrant], chosen: str) -> tuple[tuple[Column, ...
     ready = [] if refused else [e for e in entrants if e.name not in wrong]
     looks = _turn(ready, wrong, lambda e: (e.glance or e.sample)())
     times = {name: median(found) for name, found in looks.items()}
-    near = [e for e in ready if e.name in times and (times[e.name] <= FAR * min(times.values()) or e.name == chosen)]
+    least = min(times.values(), default=0.0)
+    near = [e for e in ready if e.name == chosen or times.get(e.name, inf) <= (BEHIND if e.ours else FAR) * least]
     rounds = [_turn(near, wrong, lambda e: e.sample()) for _ in range(ROUNDS)]
     samples = looks | {e.name: [ms for found in rounds for ms in found.get(e.name, ())] for e in near}
     return tuple(_column(e, checks, samples, wrong, refused) for e in entrants), refused

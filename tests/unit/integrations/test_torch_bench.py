@@ -16,7 +16,7 @@ from fusionreg.benching import bench  # noqa: E402
 from fusionreg.core.bench import Subject  # noqa: E402
 from fusionreg.core.cache import Cache  # noqa: E402
 from fusionreg.core.compiler import compile_source  # noqa: E402
-from fusionreg.core.errors import MissingDependencyError, UnknownNameError  # noqa: E402
+from fusionreg.core.errors import LaunchError, MissingDependencyError, UnknownNameError  # noqa: E402
 from fusionreg.core.frozen import FrozenDict  # noqa: E402
 from fusionreg.core.render import render  # noqa: E402
 from fusionreg.core.spec import Tolerance, Workload  # noqa: E402
@@ -277,6 +277,18 @@ def test_a_pending_kernel_is_timed_too(tmp_path) -> None:
     place = place_of(Subject.of(catalog["acme.add_relu"], ROW, "sm_90a", OPS), catalog)
     ours = place.entrants()[0]
     assert ours.check().ok and ours.note == "pending: not proven yet"
+
+
+def test_a_kernel_that_takes_too_long_is_not_compared(monkeypatch) -> None:
+    """Neither checked nor timed, unless dispatch picks it."""
+    monkeypatch.setattr(home, "LOST", -1.0)
+    place = place_of(gemm("gemm.bias"))
+    (plain,) = (c for c in place.subject.selection.accepted if c.kernel.name == "plain")
+    assert place.subject.chosen != plain
+    with pytest.raises(LaunchError, match="a launch takes"):
+        place.ours(plain.kernel, plain.params).check()
+    alone = replace(place.subject.selection, accepted=(plain,))
+    assert place_of(replace(place.subject, selection=alone)).ours(plain.kernel, plain.params).check().ok
 
 
 def test_parameters_of_the_callers(tmp_path) -> None:
