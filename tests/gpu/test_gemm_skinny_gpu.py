@@ -60,6 +60,16 @@ def test_against_cublas_at_the_size_of_a_layer(torch, rows, kernel, transB):
     assert ((y.double() - exact).abs() <= 1e-3 + 2.0**-7 * exact.abs()).all()
 
 
+@pytest.mark.parametrize("kernel", ["skinny", "stream"])
+def test_the_weight_is_read_for_many_rows(torch, kernel):
+    """Stages are filled again some million times: what is given back too early shows in a few sums of thousands."""
+    x, w = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    runtime, exact = only("gemm.activation", kernel), torch.relu(x.float() @ w.float().T)
+    for _ in range(4):
+        y = runtime.call("gemm.activation", x, w, activation="Relu", transB=1)
+        assert ((y.float() - exact).abs() <= 0.5 + 2.0**-7 * exact.abs()).all()
+
+
 def test_a_weight_in_pinned_host_memory_is_read_there(torch):
     x = torch.randn(16, 2048, device="cuda", dtype=torch.float16)
     w = torch.randn(4096, 2048, dtype=torch.float16)

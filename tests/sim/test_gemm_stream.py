@@ -18,8 +18,9 @@ from fusionreg.core.simulator import Checks
 
 
 def job(fusion: str, name: str, axes: dict[str, int], blocks: int = 0) -> Job:
-    """The trial of that name on other extents, with as many blocks."""
-    found = made(fusion, "stream", name, axes, 1, BM=8 if axes["M"] <= 8 else 16)
+    """The trial of that name on other extents, scale and bias by channel, with as many blocks."""
+    forms = {operand: 1 for operand in ("scale", "bias") if operand in CATALOG[fusion].inputs}
+    found = made(fusion, "stream", name, axes, 1, forms, BM=8 if axes["M"] <= 8 else 16)
     launch = found.candidate.launch
     if not blocks:
         return found
@@ -61,6 +62,7 @@ def test_shared_memory_has_no_bank_conflicts(kinds):
 
 #: Two tiles or more to a block, and tails; one tile, and more tiles along k than the ring has.
 _WIDE, _DEEP = {"M": 19, "K": 2312, "N": 200}, {"M": 16, "K": 9224, "N": 24}
+_ROUNDS = {"M": 16, "K": 264, "N": 600}  # of several rounds
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,8 @@ _WIDE, _DEEP = {"M": 19, "K": 2312, "N": 200}, {"M": 16, "K": 9224, "N": 24}
     [
         ("fr::mbarrier_wait(full + stage, parity);", "", "cancel-x", _WIDE),
         ("fr::mbarrier_wait(empty + stage, parity ^ 1);", "", "cancel-x", _WIDE),
-        ("if (lane == 0) fr::mbarrier_arrive(empty + stage);", "", "cancel-x", _DEEP),
+        ("if (before >= 0 && lane == 0) fr::mbarrier_arrive(empty + before);", "", "cancel-x", _DEEP),
+        ("round ^= 1;", "", "base", _ROUNDS),
         ("if (phase + 1 < phases) fetch(m0, rows, phase + 1);", "", "cancel-x", _DEEP),
         ("(phase + turned < phases ? 0 : phases)", "0", "cancel-x", _DEEP),
         ("fr::barrier_sync(1, 32 * WARPS);", "", "cancel-x", _WIDE),
