@@ -66,6 +66,29 @@ def _factors(site: Site) -> Mapping[str, Any]:
     }
 
 
+#: What a product may have behind it in a fused kernel, first of all.
+_BEHIND = frozenset({"Add", "Sub", "Mul", "Div", "Relu", "Gelu", "Sigmoid", "Tanh", "Swish", "Cast"})
+
+
+def _unturned(site: Site) -> Mapping[str, Any] | None:
+    """The permutation that swaps the last two axes of a, where an operator element by element reads y alone."""
+    rank, readers = site.rank("a"), site.graph.consumers.get(site.name("y"), ())
+    if rank is None or rank < 2 or len(readers) != 1 or readers[0].op not in _BEHIND:
+        return None
+    return {"perm": (*range(rank - 2), rank - 1, rank - 2)}
+
+
+#: Kernels read columns of x as well as rows, by its strides: a Transpose in front costs nothing there.
+COLUMNS: tuple[Rule, ...] = (
+    Rule(
+        "columns_of_x",
+        "y = MatMul(a, b, transA=1, transB=transB)",
+        "y = MatMul(Transpose(a, perm=perm), b, transB=transB)",
+        (),
+        _unturned,
+    ),
+)
+
 _FLAGS = "transA=transA, transB=transB"
 _PRODUCT = f"MatMul(a, b, {_FLAGS})"
 
