@@ -69,12 +69,6 @@ class Process:
             watch.cancel()
         return None if found is None else str(json.loads(found.removeprefix(ANSWER)))
 
-    def end(self) -> None:
-        """Ends it."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
     def failure(self) -> str:
         """The last that a process which has ended said."""
         assert self._errors is not None and self._process is not None
@@ -104,6 +98,7 @@ class Measurer:
         self._clock, self._make = clock, process
         self._lock = RLock()
         self._timing: Process | None = None
+        self._compiling: list[Process] = []  # those of one measurement help with the next, if it comes soon
 
     def measure(self, sites: Sequence[Site], device: int, seconds: float) -> int:
         """How many of ``sites`` were looked at, on CUDA device ``device``, before the time was over: measured beside
@@ -150,21 +145,19 @@ class Measurer:
         waiting, lock, ready = iter(sites), Lock(), set[Site]()
 
         def compile_some(process: Process) -> None:
-            try:
-                while True:
-                    with lock:
-                        site = next(waiting, None)
-                    left = min(PATIENCE, end - self._clock())
-                    if site is None or left <= 0:
-                        return
-                    job = {"do": "compile", "sites": [site.model_dump(mode="json")], "device": device}
-                    if process.ask(job, left) == "":
-                        ready.add(site)
-            finally:
-                process.end()
+            while True:
+                with lock:
+                    site = next(waiting, None)
+                left = min(PATIENCE, end - self._clock())
+                if site is None or left <= 0:
+                    return
+                job = {"do": "compile", "sites": [site.model_dump(mode="json")], "device": device}
+                if process.ask(job, left) == "":
+                    ready.add(site)
 
+        self._compiling += [self._make() for _ in range(count - len(self._compiling))]
         with ThreadPoolExecutor(count) as pool:
-            list(pool.map(compile_some, [self._make() for _ in range(count)]))
+            list(pool.map(compile_some, self._compiling[:count]))
         return ready
 
 
