@@ -34,6 +34,9 @@ def alone() -> None:
 
 @pytest.fixture(autouse=True)
 def _turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with open(tmp_path_factory.getbasetemp().parent / "gpu.lock", "w") as lock:
+    place = tmp_path_factory.getbasetemp().parent
+    with open(place / "gpu.lock", "w") as lock, open(place / "gpu.gate", "w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)  # behind one that waits to be alone nobody else begins
         fcntl.flock(lock, fcntl.LOCK_EX if "alone" in request.fixturenames else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
         yield

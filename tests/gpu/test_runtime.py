@@ -201,7 +201,8 @@ def test_replay_reads_new_values(runtime, bound):
         assert (y == value).all()
 
 
-def test_a_warm_call_synchronises_and_allocates_nothing_of_its_own(runtime):
+def test_a_warm_call_synchronises_and_allocates_nothing_of_its_own(runtime, alone):
+    """Alone, since what is free on the device is everybody's."""
     x, bias = torch.ones(64, 128, device="cuda"), torch.zeros(128, device="cuda")
     handle = runtime.bind(FUSION, x, bias)
     torch.cuda.set_sync_debug_mode("error")
