@@ -17,9 +17,11 @@ def _tiles(batched: bool) -> str:
 
 
 def _estimate(alone: str, full: str, batched: bool = False) -> str:
-    """Seconds: a launch, then waves of tiles over the 132 multiprocessors of an H200. One tile alone runs at ``alone``
-    FLOP/s, a multiprocessor full of them at ``full``; both were measured there (bf16, fp32 for the plain kernel)."""
-    return f"3e-6 + max({_WORK} / ({alone}), ceildiv({_tiles(batched)}, 132) * {_WORK} / ({full}))"
+    """Seconds: a launch, then waves of tiles over the 132 multiprocessors of an H200, or all of w from memory. One tile
+    alone runs at ``alone`` FLOP/s, a multiprocessor full of them at ``full``; both were measured there (bf16, fp32 for
+    the plain kernel)."""
+    waves = f"ceildiv({_tiles(batched)}, 132) * {_WORK} / ({full})"
+    return f"3e-6 + max({_WORK} / ({alone}), {waves}, {'B * ' if batched else ''}N * K * 2 / 3.5e12)"
 
 
 def _by_tile(*rates: str) -> str:

@@ -9,8 +9,14 @@ from fusionreg.core.spec import KernelSpec, TensorMap
 
 #: Bytes of a stage: 128 of k, of BM rows of x and BN columns of w, and two barriers; of y, two times 16 rows to a warp.
 _STAGE, _OUT = "((BM + BN) * 128 + 16)", "8 * 2 * 16 * COLUMNS * 2"
-#: Seconds of a stage on a busy H200: what the tensor cores take, and what the L2 cache does to bring it.
-_STEP = "max(8e-8 + BN * 2.28e-9, (min(BM, M) + BN // CLUSTER) * 1.65e-9)"
+#: Seconds of a stage on an H200: what the tensor cores take, and what the L2 cache does to bring it; both are faster
+#: where blocks take one tile each. What no other row of tiles asks for comes from memory: two multiprocessors that are
+#: neighbours, as those of a cluster are, draw 72 GB/s, one that is alone 55.
+_STEP = (
+    "max(BN * 2.1e-9 + 2e-8 if {waves} == 1 else BN * 2.28e-9 + 8e-8,"
+    " (min(BM, M) + BN // CLUSTER) * (1.05e-9 if {waves} == 1 else 1.65e-9),"
+    " (BN * 3.55e-9 if SPLIT > 1 else BN // CLUSTER * 2.3e-9) / {rows})"
+)
 
 
 def wgmma(
@@ -29,7 +35,9 @@ def wgmma(
     width = "(BN // 2)" if gated else "BN"
     box = "BN // 2" if gated else "BN // CLUSTER"
     row, column = (1, 2) if batched else (0, 1)  # axes of matrices
-    tiles = f"{'B * ' if batched else ''}ceildiv(M, BM * CLUSTER) * ceildiv(N, {width})"
+    rows = "ceildiv(M, BM * CLUSTER)"
+    tiles = f"{'B * ' if batched else ''}{rows} * ceildiv(N, {width})"
+    waves = f"ceildiv({tiles}, multiprocessors // (CLUSTER * SPLIT))"
     pairs = [name for name in ("scale", "bias") if constants[f"{name.upper()}_FORM"] != "-1"]  # are read two at a time
     contiguous = " and ".join(f"stride({name}, {column}) == 1" for name in weights)
 
@@ -99,8 +107,7 @@ def wgmma(
         cluster="CLUSTER * SPLIT",
         min_blocks=1,
         shared_memory=f"STAGES * {_STAGE} + {_OUT}",
-        estimate=f"5e-6 + max({'B * ' if batched else ''}((M + N * {len(weights)}) * K * {128 // run} + M * N * 2)"
-        " / 3.95e12 + 2e-6,"
-        f" ceildiv({tiles}, multiprocessors // (CLUSTER * SPLIT)) * (ceildiv(K, {run} * SPLIT) * {_STEP}"
-        f" + {width} // SPLIT * 1.6e-8 + (SPLIT - 1) * 2e-6))",
+        estimate=f"4.5e-6 + max({'B * ' if batched else ''}((M + N * {len(weights)}) * K * {128 // run} + M * N * 2)"
+        f" / 3.95e12 + 2e-6, {waves} * (ceildiv(K, {run} * SPLIT) * {_STEP.format(waves=waves, rows=rows)}"
+        f" + {width} // SPLIT * 1.6e-8 + (SPLIT - 1) * (2.5e-6 if {waves} == 1 else 4e-6)))",
     )  # fmt: skip

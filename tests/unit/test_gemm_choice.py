@@ -1,0 +1,37 @@
+"""Which kernel a product gets by its estimates, where an H200 has told: the fastest of those that were timed."""
+
+from __future__ import annotations
+
+import pytest
+from catalogs import shipped
+
+from fusionreg.core.bench import Subject
+from fusionreg.core.spec import Workload
+
+CATALOG = shipped("gemm")
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "kernels"),
+    [
+        (1, 4096, 4096, {"stream": {"BM": 8}}),
+        (16, 14336, 4096, {"stream": {"BM": 16}}),
+        (32, 4096, 4096, {"wgmma": {"BN": 64, "CLUSTER": 1}}),
+        (64, 4096, 4096, {"wgmma": {"BN": 64, "CLUSTER": 1}}),
+        (64, 28672, 4096, {"wgmma": {"CLUSTER": 1, "SPLIT": 1}}),
+        (64, 8192, 28672, {"wgmma": {"BN": 128, "SPLIT": 2}}),
+        (128, 8192, 28672, {"wgmma": {"BN": 128, "SPLIT": 2}}),
+        (256, 4096, 4096, {"wgmma": {"BN": 128, "SPLIT": 2}}),
+        (256, 28672, 4096, {"wgmma": {"BN": 224, "CLUSTER": 2}}),
+        (512, 4096, 4096, {"wgmma": {"BN": 128, "CLUSTER": 2}}),
+        (4096, 4096, 4096, {"wgmma": {"BN": 256, "CLUSTER": 2}}),
+    ],
+)
+def test_the_fastest_is_taken(m, n, k, kernels):
+    workload = Workload(
+        name="rows", mode="g", axes={"M": m, "N": n, "K": k}, dtypes={"T": "bfloat16"}, attributes={"transB": 1},
+        forms={"w": "T[N K]"},
+    )  # fmt: skip
+    subject = Subject.of(CATALOG["gemm.matmul"], workload, "sm_90a", CATALOG.ops, None, 132)
+    best = subject.selection.accepted[0]
+    assert {best.kernel.name: {name: best.params[name] for name in kernels[best.kernel.name]}} == kernels
