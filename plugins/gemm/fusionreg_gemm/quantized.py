@@ -132,7 +132,7 @@ def _scaled(
             ),
         ),
         kernels=(
-            *([wgmma(constants, narrow=True)] if dtypes["T"] == _WIDE else []),  # it stores 16 bits
+            *([wgmma(constants, narrow=True)] if dtypes["T"] == _WIDE else []),  # its sums have 14 bits
             *(make(constants, weight="float8_e4m3fn", x="float8_e4m3fn") for make in (skinny, general)),
         ),
         workloads=scaled(words),
