@@ -129,15 +129,20 @@ def _affine(op: str) -> Iterator[Rule]:
 
 
 def _softmax_axis(site: Site) -> Mapping[str, Any] | None:
-    """One axis, the same in the maximum and the sum."""
-    rank, one, other = site.rank("x"), site.ints("axes"), site.ints("axes2")
-    if rank is None or one is None or other is None or len(one) != 1 or len(other) != 1:
+    """One axis, the same in every maximum and the sum."""
+    rank, named = site.rank("x"), [site.ints(name) for name in site.found.inputs if name.startswith("axes")]
+    if rank is None or any(axes is None or len(axes) != 1 for axes in named):
         return None
-    axis = one[0] % rank
-    return {"axis": axis - rank} if other[0] % rank == axis else None
+    found = {axes[0] % rank for axes in named if axes}
+    return {"axis": found.pop() - rank} if len(found) == 1 else None
 
 
-_SHIFTED = "e = Exp(Sub(x, ReduceMax(x, axes)))\ns = ReduceSum(e, axes2)\n"
+#: The last two as a program has it that writes them out twice.
+_SHIFTED = (
+    "e = Exp(Sub(x, ReduceMax(x, axes)))\ns = ReduceSum(e, axes2)\n",
+    "m = ReduceMax(x, axes)\ne = Exp(Sub(x, m))\ns = ReduceSum(Exp(Sub(x, m)), axes2)\n",
+    "e = Exp(Sub(x, ReduceMax(x, axes)))\ns = ReduceSum(Exp(Sub(x, ReduceMax(x, axes3))), axes2)\n",
+)
 
 
 def _groups(site: Site) -> Mapping[str, Any] | None:
@@ -173,8 +178,11 @@ RULES: tuple[Rule, ...] = (
     *_rms_norm(),
     *_affine("LayerNormalization"),
     *_affine("RMSNormalization"),
-    Rule("softmax", _SHIFTED + "y = Div(e, s)", "y = Softmax(x, axis=axis)", (floats("x"),), _softmax_axis),
-    Rule("softmax", _SHIFTED + "y = Mul(e, Reciprocal(s))", "y = Softmax(x, axis=axis)", (floats("x"),), _softmax_axis),
+    *(
+        Rule("softmax", shifted + y, "y = Softmax(x, axis=axis)", (floats("x"),), _softmax_axis)
+        for shifted in _SHIFTED
+        for y in ("y = Div(e, s)", "y = Mul(e, Reciprocal(s))")
+    ),
     Rule(
         "group_norm",
         "r = Reshape(x, s1)\ni = InstanceNormalization(r, 1.0, 0.0, epsilon=epsilon)\ny = Reshape(i, s2)",

@@ -45,6 +45,8 @@ SDPA = {
     "grouped": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
     "spelled": lambda q, k, v, m: (q @ k.transpose(-2, -1) / 8.0).softmax(-1) @ v,
     "by a tensor": lambda q, k, v, m: (q @ k.transpose(-2, -1) * m[0, 0, 0, 0]).softmax(-1) @ v,
+    "twice": lambda q, k, v, m: twice(q @ k.transpose(-2, -1) / 8.0, lambda s: s.amax(-1, keepdim=True)) @ v,
+    "summed again": lambda q, k, v, m: once(q @ k.transpose(-2, -1) / 8.0) @ v,
     "triu": lambda q, k, v, m: hidden(q, k, torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf) @ v,
     "tril": lambda q, k, v, m: hidden(q, k, torch.ones(9, 9).tril() == 0, torch.finfo(q.dtype).min) @ v,
 }
@@ -54,6 +56,17 @@ CAUSAL = ("causal", "grouped", "triu", "tril")
 def hidden(q, k, mask, low):
     """Weights as code before F.scaled_dot_product_attention has them."""
     return (q @ k.transpose(-2, -1) / 8.0).masked_fill(mask, low).softmax(-1)
+
+
+def twice(s, most):
+    """A softmax whose numerator is written out again for its sum."""
+    return (s - most(s)).exp() / (s - most(s)).exp().sum(-1, keepdim=True)
+
+
+def once(s):
+    """The same around one maximum."""
+    m = s.amax(-1, keepdim=True)
+    return twice(s, lambda _: m)
 
 
 @pytest.mark.parametrize("kind", SDPA)
