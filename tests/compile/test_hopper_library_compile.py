@@ -62,6 +62,8 @@ WRAPPERS = [
     (each_rank("fr::tma_store(&m, s, {});"), of_each_rank(r"UTMASTG\.{}D")),
     ("fr::bulk_load(s, y, 64, bar);", r"UBLKCP"),
     ("fr::bulk_store(y, s, 64);", r"UBLKCP"),
+    ("fr::bulk_load_once(s, y, 64, bar);", r"UBLKCP.*desc"),
+    ("fr::prefetch_bulk(y, 64);", r"UBLKPF"),
     ("fr::store_commit(); fr::store_wait_read<1>(); fr::store_wait<0>();", (r"UTMACMDFLUSH", r"DEPBAR")),
     ("fr::barrier_sync(3, 64); fr::barrier_arrive(4, 128);", (r"BAR\.SYNC", r"BAR\.ARV")),
     ("if (fr::elect_one()) y[0] = fr::warp_index() + fr::warpgroup_index();", r"ELECT"),

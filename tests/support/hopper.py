@@ -10,7 +10,7 @@ from fusionreg.core.render import shared_library
 from fusionreg.core.simulator.tensor_map import MapArgument
 
 HEADERS = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <cuda_fp8.h>\n"
-PARTS = ("fusionreg", "cluster", "mbarrier", "tma", "wgmma", "warpgroup", "swizzle")
+PARTS = ("fusionreg", "cluster", "mbarrier", "tma", "wgmma", "warpgroup", "swizzle", "bulk_once", "prefetch")
 TYPES = {
     "__half": np.dtype(np.float16),
     "__nv_bfloat16": np.dtype(ml_dtypes.bfloat16),
