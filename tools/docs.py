@@ -176,9 +176,9 @@ def whole_models() -> str:
         if "fusionreg-whole-models/" not in (text := path.read_text(encoding="utf-8"))[:200]:
             continue
         rows = json.loads(text)["rows"]
-        lines += ["| model | step | eager | torch.compile | fused | fused / torch.compile | sites | deepest | kept |"]
-        lines.append("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-        lines += [_whole_model(row) for row in rows]
+        head = ["model", "step", "eager", "torch.compile", "fused", "fused/best", "sites", "deepest"]
+        head += ["kept", "masks", "error", "host"]
+        lines += [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |", *map(_whole_model, rows)]
         where = {f"{r['gpu']}, driver {r['driver']}, torch {r['torch']}, {r['date'][:10]}" for r in rows}
         lines += ["", f"{'; '.join(sorted(where))}.", ""]
     return "\n".join(lines)
@@ -189,14 +189,21 @@ def _whole_model(row: dict[str, Any]) -> str:
         found = row["times"].get(way, {})
         return found.get("graph_ms", found.get("ms"))
 
-    mine, other = ms("fused, rest by Inductor"), ms("compile")
-    fused = row["fused"].get("fused, rest by Inductor", {"sites": 0, "deepest": {}})
-    kept = row["saved"].get("fused, rest by Inductor", {}).get("mb")
+    way = "fused, rest by Inductor"
+    times = [ms(w) for w in ("eager", "compile", way)]
+    best = min((t for t in times[:2] if t is not None), default=None)
+    fused = row["fused"].get(way, {"sites": 0, "deepest": {}})
+    depths, kept, host = fused["deepest"], row["saved"].get(way), row["times"].get(way, {})
+    deepest = [max((d for stage, d in depths.items() if stage != "backward"), default=0)]
+    deepest += [depths["backward"]] if row["step"] == "train" and "backward" in depths else []
+    errors = [e.get("gradients", e.get("output")) for e in map(row["errors"].get, ("eager", way)) if e]
     ways = [row["mode"], *([] if row["policy"] == "balanced" else [row["policy"]])]
     name = f"{row['model']} ({', '.join(filter(None, ways))})" if any(ways) else row["model"]
-    cells = [name, row["step"], *("" if t is None else f"{t:.3f}" for t in (ms("eager"), other, mine))]
-    cells += [f"{mine / other:.2f}" if mine and other else "", str(fused["sites"])]
-    cells += [str(max(fused["deepest"].values(), default=0)), "" if kept is None else f"{kept:.0f} MB"]
+    cells = [name, row["step"], *("" if t is None else f"{t:.3f}" for t in times)]
+    cells += [f"{times[2] / best:.2f}" if times[2] and best else "", str(fused["sites"]), " / ".join(map(str, deepest))]
+    cells += [f"{kept['mb']:.0f} MB", str(kept["masks"])] if kept else ["", ""]
+    cells += [" / ".join(f"{e:.1e}" for e in errors if e is not None)]
+    cells += [" / ".join(f"{host[k]:.2f}" for k in ("host_ms", "graph_host_ms") if k in host)]
     return f"| {' | '.join(cells)} |"
 
 

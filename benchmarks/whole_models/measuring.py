@@ -82,7 +82,7 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
     _drop(subject.module, dict.fromkeys(dropped, 0.0))  # masks differ between libraries: numbers are compared without
     exact = _run(subject, Way(subject.module, subject.module), plan.step)
     target = getattr(torch, plan.dtype)
-    subject.module.to(target)
+    _narrowed(subject.module, target)
     subject = replace(subject, inputs=tuple(x.to(target) if x.is_floating_point() else x for x in subject.inputs))
     _freed(device)
     row: dict[str, Any] = {
@@ -121,6 +121,15 @@ def measure(plan: Plan, turn: Any) -> dict[str, Any]:
             for name, times in _times(steps).items():
                 row["times"][name] |= times
     return row
+
+
+def _narrowed(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """The module in a dtype, but for frequencies of positions, which models keep in float32."""
+    wide = {n: b.clone() for n, b in module.named_buffers() if n.endswith("inv_freq")}
+    module.to(dtype)
+    for name, buffer in wide.items():
+        owner, _, last = name.rpartition(".")
+        setattr(module.get_submodule(owner), last, buffer)
 
 
 def _freed(device: str) -> None:
