@@ -53,7 +53,7 @@ def bench(
     tuned = ShippedParameters() if frozen else TunedParameters()
     wanted = subjects(catalog, device.target, names, only, tuned, device.multiprocessors)
     outcome = measure(wanted, device, out, again=again, time_limit=time_limit, progress=progress, count=count)
-    gains.keep(*current(outcome.results, catalog, tuned), catalog, Cache())
+    gains.keep(*current(outcome.results.model_copy(update={"rows": outcome.rows}), catalog, tuned), catalog, Cache())
     return outcome
 
 

@@ -186,8 +186,8 @@ def bench(
     if results is None:
         raise FusionregError("cannot measure", "speed", lost, "workers that live")
     tuned = ShippedParameters() if frozen else TunedParameters()
-    gains.keep(*current(results, catalog, tuned), catalog, Cache())
     rows = tuple(r for r in map(results.find, done) if r is not None)
+    gains.keep(*current(results.model_copy(update={"rows": rows}), catalog, tuned), catalog, Cache())
     wanted = sum(len(some) for _, some in items)
     return Outcome(results, path, rows, len(done), 0, wanted - len(done), lost)
 
