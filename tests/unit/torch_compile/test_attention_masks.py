@@ -111,3 +111,19 @@ def test_a_mask_without_a_gradient_is_a_constant(compiled, reports):
     for a, b in zip(mine, other, strict=True):
         same(a, b)
     assert fused(reports) == ["attention.sdpa_masked_training"]
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_scale_that_is_trained(shape, compiled, reports):
+    """pytorch#191203: read at every call, of any sign, with a gradient of its own."""
+    registry = Registry(kit.awake("plain"), device="sim")
+    function = lambda q, k, v, c: (q @ k.transpose(-2, -1) * c).softmax(-1) @ v  # noqa: E731
+    step = compiled(function, registry=registry)
+    q, k, v, way = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(4))
+    for value in (0.5, -2.0):
+        given = (q, k, v, torch.full(shape, value, requires_grad=True))
+        mine, other = (torch.autograd.grad(f(*given), given, way) for f in (step, function))
+        for a, b in zip(mine, other, strict=True):
+            same(a, b, 1e-4)
+    assert fused(reports) == ["attention.sdpa_training"]
+    assert dict(registry.runtime.kernels_used) == {f"attention.sdpa_{n}/plain": 2 for n in ("training", "backward")}

@@ -1,7 +1,8 @@
 """Operators of a lifted graph as aten calls: those that may stand between a program and a fused call.
 
 Most only move a value. A matrix product stands there because ``aten.linear`` is one call in a program: where a fusion
-takes the bias, the product without it is asked for.
+takes the bias, the product without it is asked for. Where a program scales scores by a tensor of one element, that stands
+in front of attention.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from fusionreg.core.frozen import FrozenDict
-from fusionreg.core.ir import Graph, Node
+from fusionreg.core.ir import Graph, Node, Shape
 
 from .. import schemas
 
@@ -38,14 +39,18 @@ def glued(graph: Graph, node: Node) -> bool:
 
 def operands(graph: Graph, node: Node) -> tuple[str, ...] | None:
     """The values that a node needs as tensors, where it can be made as an aten call; None where it cannot."""
-    if node.op in PRODUCTS:
+    if node.op in PRODUCTS or (node.op in SCALES and _one(graph.values[node.inputs[1]].shape)):
         return tuple(node.inputs)
     return node.inputs[:1] if glued(graph, node) else None
 
 
+def _one(shape: Shape | None) -> bool:
+    return shape is not None and all(d == 1 for d in shape)
+
+
 def make(out: torch.fx.Graph, values: Sequence[Any], graph: Graph, node: Node) -> Any:
     """A node as aten calls, for :func:`operands` as fx nodes."""
-    return {**GLUE, **PRODUCTS}[node.op](out, values, graph, node)
+    return {**GLUE, **PRODUCTS, **SCALES}[node.op](out, values, graph, node)
 
 
 def _ints(graph: Graph, node: Node, index: int) -> list[int]:
@@ -108,7 +113,14 @@ def _matmul(out: torch.fx.Graph, values: Sequence[Any], graph: Graph, node: Node
     return out.call_function(torch.ops.aten.matmul.default, tuple(sides))
 
 
+def _scaled(call: Any) -> Make:
+    return lambda out, values, graph, node: out.call_function(call, tuple(values))
+
+
 PRODUCTS: Mapping[str, Make] = FrozenDict({"MatMul": _matmul})
+SCALES: Mapping[str, Make] = FrozenDict(
+    {"Mul": _scaled(torch.ops.aten.mul.Tensor), "Div": _scaled(torch.ops.aten.div.Tensor)}
+)
 GLUE: Mapping[str, Make] = FrozenDict(
     {
         "Identity": _identity,
