@@ -1,8 +1,8 @@
 """Operators of a lifted graph as aten calls: those that may stand between a program and a fused call.
 
 Most only move a value. A matrix product stands there because ``aten.linear`` is one call in a program: where a fusion
-takes the bias, the product without it is asked for. Where a program scales scores by a tensor of one element, that stands
-in front of attention.
+takes the bias, the product without it is asked for. Where a program scales scores by a tensor of one element, that is
+done in front of attention.
 """
 
 from __future__ import annotations
