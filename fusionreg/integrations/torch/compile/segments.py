@@ -176,7 +176,7 @@ def _idle(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
     entered: list[torch.fx.Node] = []
     for node in nodes:
         if node.target is torch.amp.autocast_mode._enter_autocast:
-            kind, _, enabled, *_ = node.args
+            kind, _, enabled, *_ = (*node.args, True, True)
             if not enabled and not entered and not torch.is_autocast_enabled(kind):  # type: ignore[arg-type]
                 found.add(node)
             else:
