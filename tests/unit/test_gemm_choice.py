@@ -35,3 +35,16 @@ def test_the_fastest_is_taken(m, n, k, kernels):
     subject = Subject.of(CATALOG["gemm.matmul"], workload, "sm_90a", CATALOG.ops, None, 132)
     best = subject.selection.accepted[0]
     assert {best.kernel.name: {name: best.params[name] for name in kernels[best.kernel.name]}} == kernels
+
+
+@pytest.mark.parametrize(
+    ("m", "kernel"), [(1, "stream"), (64, "cublaslt"), (128, "wgmma"), (1000, "cublaslt"), (4096, "wgmma")]
+)
+def test_the_library_is_taken_where_it_is_faster(m, kernel):
+    n, k = (5128, 4104) if m == 1000 else (4096, 4096)
+    workload = Workload(
+        name="rows", mode="g", axes={"M": m, "N": n, "K": k}, dtypes={"T": "bfloat16"},
+        attributes={"transB": 1, "activation": "none"}, forms={"w": "T[N K]", "bias": "T[N]"},
+    )  # fmt: skip
+    subject = Subject.of(CATALOG["gemm.bias"], workload, "sm_90a", CATALOG.ops, None, 132)
+    assert subject.selection.accepted[0].kernel.name == kernel

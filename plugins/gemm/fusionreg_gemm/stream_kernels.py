@@ -45,6 +45,6 @@ def stream(constants: Mapping[str, str], weight: str = "T") -> KernelSpec:
         programmatic=True,
         min_blocks=1,
         pending="no GPU has run this text",
-        estimate=f"4e-6 + ceildiv(M, BM) * max(N * K * {size} / (4.3e12 if {size} == 2 else 3.5e12),"
+        estimate=f"2e-6 + ceildiv(M, BM) * max(N * K * {size} / (4.3e12 if {size} == 2 else 3.5e12),"
         f" ceildiv(ceildiv(N, 16), multiprocessors) * 16 * K * {size} / 5e10)",
     )  # fmt: skip
