@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from catalogs import shipped
 from validation import INPUTS, KERNEL, OPS, RELU, TEMPLATE, fusion
 
 from fusionreg.core.errors import SpecError
@@ -39,13 +38,6 @@ def test_declared_types_must_be_those_of_the_pattern(changes, word):
     assert entry is not None, errors
     found = check_reference(entry, OPS)
     assert found and word in str(found[0])
-
-
-def test_shipped_fusions_are_what_they_say():
-    catalog = shipped()
-    assert catalog.fusions
-    for entry in catalog.fusions.values():
-        assert check_reference(entry, catalog.ops) == []
 
 
 # --- paths -----------------------------------------------------------------------------------------------------
@@ -98,6 +90,12 @@ def register_fusions():
 """
 
 
+@pytest.fixture
+def alone(monkeypatch):
+    """What is installed beside a project takes a second to load."""
+    monkeypatch.setenv("FUSIONREG_LOAD_PLUGINS", "none")
+
+
 def project(folder: Path, layout: str = "", code: str = PLUGIN) -> Path:
     package = folder / layout / "fusionreg_acme"
     package.mkdir(parents=True)
@@ -110,6 +108,7 @@ def project(folder: Path, layout: str = "", code: str = PLUGIN) -> Path:
 
 
 @pytest.mark.parametrize("layout", ["", "src", "plugins/acme"])
+@pytest.mark.usefixtures("alone")
 def test_a_project(tmp_path, layout):
     package = project(tmp_path, layout)
     before = list(sys.path)
@@ -118,7 +117,7 @@ def test_a_project(tmp_path, layout):
     assert sys.path == before and "fusionreg_acme" not in sys.modules
 
 
-def test_a_project_is_validated_as_it_is_now_not_as_installed(site, tmp_path):
+def test_a_project_is_validated_as_it_is_now_not_as_installed(site, alone, tmp_path):
     site.plugin("acme", PLUGIN.replace("Relu", "Tanh"), {"k.cu.j2": ""})
     assert load(allow=("acme",)).fusions["acme.relu"].spec.pattern == ("y = Tanh(x)",)
     installed = sys.modules["fusionreg_acme"]
@@ -128,12 +127,14 @@ def test_a_project_is_validated_as_it_is_now_not_as_installed(site, tmp_path):
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(2)", "import nothing_there", "x ="])
+@pytest.mark.usefixtures("alone")
 def test_a_project_that_cannot_be_imported(tmp_path, code):
     project(tmp_path, code=code)
     (result,) = validate_path(tmp_path)
     assert result.status == "failed" and result.reason.startswith("import: ")
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_project_that_registers_nothing(tmp_path):
     project(tmp_path, code=PLUGIN.replace("[SPEC]", "[]"))
     (result,) = validate_path(tmp_path)
@@ -141,6 +142,7 @@ def test_a_project_that_registers_nothing(tmp_path):
 
 
 def test_this_repository(capsys):
+    """Fusions that ship are what they say, references too."""
     results = validate_path(REPOSITORY)
     assert results and [r for r in results if r.status != "ok"] == []
 
