@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from fusionreg.core.registry.entries import KernelEntry
     from fusionreg.core.runtime.bound import Bound
 
+#: Normal numbers that are drawn on a CPU, which takes its time; behind them they repeat.
+DRAWN = 1 << 22
+
 
 def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
     """Input name → random array: normal floats, integers as the workload says. The second operand of a product is
@@ -43,7 +46,7 @@ def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
         shape = tuple(int(d) for d in value.shape or ())
         kind = torch_dtype(value.dtype)
         if dtype_row(value.dtype).floating:
-            array = torch.randn(shape, generator=made, device=device).mul_(scales.get(name, 1.0))
+            array = _normal(shape, made).mul_(scales.get(name, 1.0))
         else:
             array = _whole_numbers(subject, name, shape, made)
         array = array.to(kind)
@@ -55,6 +58,13 @@ def arrays_of(subject: Subject, device: str, seed: int) -> dict[str, Any]:
         shape = tuple(int(d) for d in value.shape or ())
         found[name] = torch.zeros(shape, dtype=torch_dtype(value.dtype), device=device)
     return found | _softmaxes(subject.graph, found) | _attentions(subject.graph, found)
+
+
+def _normal(shape: tuple[int, ...], made: torch.Generator) -> Any:
+    count = math.prod(shape)
+    if made.device.type != "cpu" or count <= DRAWN:
+        return torch.randn(shape, generator=made, device=made.device)
+    return torch.randn(DRAWN, generator=made).repeat(-(-count // DRAWN))[:count].reshape(shape)
 
 
 def _whole_numbers(subject: Subject, name: str, shape: tuple[int, ...], made: torch.Generator) -> Any:

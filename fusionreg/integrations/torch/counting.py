@@ -16,6 +16,7 @@ from typing import Any
 
 from fusionreg.core.bench import Subject
 from fusionreg.core.bench.counting import profile
+from fusionreg.core.cache import Cache
 from fusionreg.core.errors import FusionregError
 from fusionreg.core.registry.catalog import load
 
@@ -72,7 +73,7 @@ def main(asked: str, done: str, device: str = "cuda") -> None:
     """Launches every job once; one that fails is left out."""
     from fusionreg.core.render import render
 
-    catalog, launched = load(), []
+    catalog, cache, launched = load(), Cache(), []
     for job in json.loads(Path(asked).read_text()):
         try:
             entry = catalog[job["fusion"]]
@@ -81,7 +82,7 @@ def main(asked: str, done: str, device: str = "cuda") -> None:
             kernel = next(k for k in entry.kernels if k.key == job["kernel"])
             made = arrays_of(subject, "cpu", 0)  # no kernel of torch runs here: a profiler makes each one slow to load
             arrays = {name: array.to(device) for name, array in made.items()}
-            bound(subject, catalog, kernel, job["params"], [arrays], None)
+            bound(subject, catalog, kernel, job["params"], [arrays], cache)
             name = render(entry, kernel, subject.problem, job["params"]).entry
         except (FusionregError, RuntimeError, StopIteration):
             continue
