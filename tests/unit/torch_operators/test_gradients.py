@@ -12,6 +12,7 @@ from fusionreg.core.errors import ArgumentError, UnknownNameError
 from fusionreg.core.matcher import find as matcher
 from fusionreg.core.pattern.instantiate import instantiate
 from fusionreg.core.planner.costs import CostModel
+from fusionreg.integrations.torch.operators import autograd
 
 ALL = pytest.mark.parametrize("site", SITES.values(), ids=SITES.keys())
 
@@ -111,6 +112,15 @@ def test_gradients_that_come_in_another_layout(operators, name, way):
     for f, a, r in zip(found, again, torch.autograd.grad(expected, inputs, dy), strict=True):
         close(f, r)
         assert torch.equal(f, a)
+
+
+def test_a_broadcast_gradient_is_laid_out_as_the_map_is():
+    """As behind a mean over places: few kernels read anything else."""
+    x = torch.randn(2, 6, 3, 5).contiguous(memory_format=torch.channels_last)
+    dy = torch.randn(2, 6, 1, 1).expand(x.shape)
+    assert autograd._spread(dy, [torch.ones(6), x]).stride() == x.stride()
+    assert autograd._spread(dy, [x.contiguous()]).is_contiguous() and torch.equal(autograd._spread(dy, [x]), dy)
+    assert autograd._spread(x, [x.contiguous()]) is x
 
 
 def test_running_statistics_are_no_function_to_differentiate(operators):

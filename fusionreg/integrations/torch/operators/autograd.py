@@ -151,8 +151,9 @@ def differentiable(entry: FusionEntry, gradients: Gradients, backward: Any) -> C
         return found
 
     def apply_backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        saved = iter(ctx.saved_tensors)
-        arguments = [grads[s.index] if s.kind == "gradient" else next(saved) for s in sources]
+        tensors = ctx.saved_tensors
+        saved = iter(tensors)
+        arguments = [_spread(grads[s.index], tensors) if s.kind == "gradient" else next(saved) for s in sources]
         if torch.is_grad_enabled():  # someone may want gradients of these gradients
             token = _IN_BACKWARD.set(True)
             try:
@@ -166,6 +167,16 @@ def differentiable(entry: FusionEntry, gradients: Gradients, backward: Any) -> C
         return None, None, *[given[k] if k >= 0 and n else None for n, k in zip(needed, results, strict=False)]
 
     return _function(fusion, forward, apply_backward)
+
+
+def _spread(gradient: Any, saved: Iterable[Any]) -> Any:
+    """A gradient that stands for several elements at one address, as that of a mean does, as one that lies as a saved
+    tensor of its shape: few kernels read anything else, and none as fast."""
+    if 0 not in gradient.stride():
+        return gradient
+    like = next((t for t in saved if t is not None and t.shape == gradient.shape and t.dim() == 4), None)
+    last = like is not None and like.stride()[1] == 1
+    return gradient.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 def chained(entry: FusionEntry, chains: Chains) -> Callable[..., Any]:
