@@ -30,6 +30,10 @@ _TEMPORARY = ".tmp-"
 #: Seconds after which a temporary file belongs to nobody, and between two marks of use of an entry.
 _ABANDONED, _TOUCH = 600.0, 3600.0
 _PRUNE_EVERY = 16
+#: Seconds for which the room that is left in a folder is believed, where less than half of it has been written since.
+_BELIEVED = 60.0
+#: Folder and limit → when its entries were last counted, and how many bytes may be written before they are again.
+_ROOM: dict[tuple[str, int], tuple[float, int]] = {}
 
 DEFAULT_LIMIT = 4 << 30
 
@@ -180,8 +184,13 @@ class Cache:
             self._keep_in_memory(kind, key, data, meta)
             return
         self._memory.pop((kind, key), None)
+        counted, room = _ROOM.get((str(self.path), self.limit), (0.0, 0))
+        _ROOM[str(self.path), self.limit] = counted, room - len(data)
         if self._writes % _PRUNE_EVERY == 0:
-            self.prune()
+            if room > 0 and time.monotonic() - counted < _BELIEVED:  # thousands of entries are not looked through again
+                _swept(path.parent)
+            else:
+                self.prune()
         self._writes += 1
 
     def _keep_in_memory(self, kind: str, key: str, data: bytes, meta: Mapping[str, Any]) -> None:
@@ -239,6 +248,7 @@ class Cache:
             if _remove(path):
                 removed += 1
             total -= size
+        _ROOM[str(self.path), self.limit] = time.monotonic(), (self.limit - total) // 2
         return removed
 
     def explain_miss(self, kind: str, name: str, parts: Mapping[str, str]) -> Miss:
@@ -271,9 +281,7 @@ class Cache:
         """Removes temporary files whose writer is gone."""
         for kind in _listdir(self.path):
             for shard in _listdir(Path(kind.path)):
-                for item in _listdir(Path(shard.path)):
-                    if item.name.startswith(_TEMPORARY) and _abandoned(item):
-                        _remove(Path(item.path))
+                _swept(Path(shard.path))
 
     def __repr__(self) -> str:
         return f"Cache({str(self.path)!r})"
@@ -353,6 +361,12 @@ def _remove(path: Path) -> bool:
         return True
     except OSError:
         return False
+
+
+def _swept(folder: Path) -> None:
+    for item in _listdir(folder):
+        if item.name.startswith(_TEMPORARY) and _abandoned(item):
+            _remove(Path(item.path))
 
 
 def _listdir(path: Path | None) -> list[os.DirEntry[str]]:

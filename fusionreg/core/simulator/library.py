@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -26,12 +26,15 @@ from .elf import Variable
 def as_file(data: bytes, name: str) -> Iterator[str]:
     """The bytes as a file of a path that was never loaded before: the loader knows libraries by path and by inode."""
     folder = tempfile.mkdtemp(prefix="fusionreg-so-")
+    path = os.path.join(folder, name)
     try:
-        path = os.path.join(folder, name)
-        Path(path).write_bytes(data)
+        with open(path, "wb") as file:
+            file.write(data)
         yield path
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            os.unlink(path)
+            os.rmdir(folder)
 
 
 def load(data: bytes, name: str, folder: Path | None = None) -> ctypes.CDLL:
