@@ -160,7 +160,6 @@ def _behind(
     z: str,
     *dtypes: str,
     extents: Mapping[str, int] = EMPTY,
-    pending: str = "",
 ) -> Region:
     return Region(
         name=name,
@@ -171,13 +170,11 @@ def _behind(
         outputs={"z": z},
         dtypes={"T": dtypes},
         extents=extents,
-        pending=pending,
     )
 
 
 def _regions(lead: str, extents: Mapping[str, int] = EMPTY) -> tuple[Region, ...]:
     """What the slot of y is proven on, behind a product of matrices, or of ``lead`` of them; ``extents``: in cases."""
-    few = "no GPU has run the cases of few products" if lead else ""
     x, w, y = f"[... {lead}M K]", f"[{'... ' + lead if lead else ''}K N]", f"[... {lead}M N]"
     wt = w.replace("K N", "N K")
     return (
@@ -188,12 +185,12 @@ def _regions(lead: str, extents: Mapping[str, int] = EMPTY) -> tuple[Region, ...
         _behind(
             "combined", "alpha * x @ W + beta * C, in a product's dtype",
             "p = Mul(y, alpha)\nq = Mul(c, beta)\nz = Add(p, q)", f"T{x}", f"T{w} | T{wt}",
-            {"alpha": "T[]", "c": f"T{y}", "beta": "T[]"}, f"T{y}", "bfloat16", "float32", extents=extents, pending=few,
+            {"alpha": "T[]", "c": f"T{y}", "beta": "T[]"}, f"T{y}", "bfloat16", "float32", extents=extents,
         ),
         _behind(
             "narrowed", "x @ W times a scale for each channel, cast to e4m3",
             's = Mul(y, gain)\nz = Cast(s, to="float8_e4m3fn")', f"T{x}", f"T{w} | T{wt}",
-            {"gain": "T[N]"}, f"float8_e4m3fn{y}", "bfloat16", extents=extents, pending=few,
+            {"gain": "T[N]"}, f"float8_e4m3fn{y}", "bfloat16", extents=extents,
         ),
     )  # fmt: skip
 

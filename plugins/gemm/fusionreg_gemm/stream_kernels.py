@@ -44,7 +44,6 @@ def stream(constants: Mapping[str, str], weight: str = "T") -> KernelSpec:
         shared_memory=f"STAGES * 16 * W_PITCH + {_SUMS}",
         programmatic=True,
         min_blocks=1,
-        pending="no GPU has run this text",
-        estimate=f"2e-6 + ceildiv(M, BM) * max(N * K * {size} / (4.3e12 if {size} == 2 else 3.5e12),"
-        f" ceildiv(ceildiv(N, 16), multiprocessors) * 16 * K * {size} / 5e10)",
+        estimate=f"1e-6 + ceildiv(M, BM) * (1e-6 + max(N * K * {size} / (4.3e12 if {size} == 2 else 3.5e12),"
+        f" ceildiv(ceildiv(N, 16), multiprocessors) * 16 * K * {size} / 5e10))",
     )  # fmt: skip

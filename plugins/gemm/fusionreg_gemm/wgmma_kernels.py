@@ -11,11 +11,11 @@ from fusionreg.core.spec import KernelSpec, TensorMap
 _STAGE, _OUT = "((BM + BN) * 128 + 16)", "8 * 2 * 16 * COLUMNS * 2"
 #: Seconds of a stage on an H200: what the tensor cores take, and what the L2 cache does to bring it; both are faster
 #: where blocks take one tile each. What no other row of tiles asks for comes from memory: two multiprocessors that are
-#: neighbours, as those of a cluster are, draw 72 GB/s, one that is alone 55.
+#: neighbours, as those of a cluster are, draw 72 GB/s, one whose neighbour has no tile 55.
 _STEP = (
     "max(BN * 2.1e-9 + 2e-8 if {waves} == 1 else BN * 2.28e-9 + 8e-8,"
     " (min(BM, M) + BN // CLUSTER) * (1.05e-9 if {waves} == 1 else 1.65e-9),"
-    " (BN * 3.55e-9 if SPLIT > 1 else BN // CLUSTER * 2.3e-9) / {rows})"
+    " BN // CLUSTER * (3.55e-9 if SPLIT > 1 or {tiles} * 2 > multiprocessors else 2.3e-9) / {rows})"
 )
 
 
@@ -102,12 +102,10 @@ def wgmma(
         grid=f"SPLIT * {tiles} if SPLIT > 1 else CLUSTER * max(1, min({tiles}, multiprocessors // CLUSTER))",
         block="384",
         programmatic=True,
-        pending="no GPU has run this text" if narrow else "",
-        slots_pending="" if pairs or narrow else "no GPU has run all that may stand behind it",
         cluster="CLUSTER * SPLIT",
         min_blocks=1,
         shared_memory=f"STAGES * {_STAGE} + {_OUT}",
         estimate=f"4.5e-6 + max({'B * ' if batched else ''}((M + N * {len(weights)}) * K * {128 // run} + M * N * 2)"
-        f" / 3.95e12 + 2e-6, {waves} * (ceildiv(K, {run} * SPLIT) * {_STEP.format(waves=waves, rows=rows)}"
+        f" / 3.95e12 + 2e-6, {waves} * (ceildiv(K, {run} * SPLIT) * {_STEP.format(waves=waves, rows=rows, tiles=tiles)}"
         f" + {width} // SPLIT * 1.6e-8 + (SPLIT - 1) * (2.5e-6 if {waves} == 1 else 4e-6)))",
     )  # fmt: skip
