@@ -79,6 +79,8 @@ def test_conforms(kernel, dtypes, sim_cache):
         ("decode", "bfloat16", 0, 5, 1, {"SPLIT": 1}),
         ("resident", "float32", 0, 5, 1, {"BN": 16}),
         ("resident", "float32", 1, 60, 0, {"BN": 32}),
+        ("resident_narrow", "float16", 0, 60, 0, {"BN": 32}),
+        ("resident_narrow", "bfloat16", 1, 5, 1, {"BN": 16}),
     ],
 )
 def test_experts_in_any_order(kernel, dtype, trans, experts, wrap, params, sim_cache):

@@ -93,33 +93,47 @@ _SLICES = "next_pow2(max(1, ceildiv(K * BN, 2048 * 16)))"
 #: Blocks at a time: of clusters larger than two an H200 does not fill all of its multiprocessors.
 _SLOTS = f"max(1, multiprocessors - (0 if {_SLICES} <= 2 else 12))"
 
-_RESIDENT = KernelSpec(
-    name="resident",
-    template="gemv_resident.cu.j2",
-    summary="a cluster for an expert's rows: all of its matrix is under way at once, and stays in registers",
-    targets=("sm_90+",),
-    requires=(
-        'T == "float32" and E > 0 and M <= 1024',
-        "K <= 8192 and K % 4 == 0 and (trans == 1 or N % 4 == 0)",
-        "aligned(x, 16) and aligned(w, 16)",
-    ),
-    specialize=("K", "N"),
-    params={"BN": (16, 32), "EARLY": (1, 0)},
-    # rows at a time, as shared memory holds x of so many
-    constants={"THREADS": "512", "ROWS": "24 if BN == 16 else 16", "WK": "2048 // BN", "SPLIT": _SLICES, **WRAPPED},
-    grid="min(M, E) * ceildiv(N, BN) * SPLIT",
-    block="THREADS",
-    cluster="SPLIT",
-    programmatic=True,
-    shared_memory="4 * THREADS // 32 * ROWS * WK",
-    min_blocks=1,
-    estimate="2e-6 + 5e-7 * EARLY"  # x, which all wait for, stands behind what is asked for early
-    f" + ceildiv(min(M, E) * ceildiv(N, BN) * {_SLICES}, {_SLOTS}) * (5.6e-6 + 1e-7 * M / E)",
-)
+
+def _resident(
+    name: str, types: str, bits: int, targets: tuple[str, ...] = ("sm_90+",), pending: str = ""
+) -> KernelSpec:
+    return KernelSpec(
+        name=name,
+        template="gemv_resident.cu.j2",
+        summary="a cluster for an expert's rows: all of its matrix is under way at once, and stays in registers",
+        targets=targets,
+        requires=(
+            f"{types} and E > 0 and M <= 1024",
+            f"K <= 8192 and K % {128 // bits} == 0 and (trans == 1 or N % 4 == 0)",
+            "aligned(x, 16) and aligned(w, 16)",
+        ),
+        specialize=("K", "N"),
+        params={"BN": (16, 32), "EARLY": (1, 0)},
+        # rows at a time, as shared memory holds x of so many
+        constants={
+            "THREADS": "512", "ROWS": "24 if BN == 16 else 16", "WK": "2048 // BN", "SPLIT": _SLICES, **WRAPPED,
+        },
+        grid="min(M, E) * ceildiv(N, BN) * SPLIT",
+        block="THREADS",
+        cluster="SPLIT",
+        programmatic=True,
+        shared_memory=f"{bits // 8} * THREADS // 32 * ROWS * WK",
+        min_blocks=1,
+        estimate="2e-6 + 5e-7 * EARLY"  # x, which all wait for, stands behind what is asked for early
+        f" + ceildiv(min(M, E) * ceildiv(N, BN) * {_SLICES}, {_SLOTS}) * (5.6e-6 + 1e-7 * M / E)",
+        pending=pending,
+    )  # fmt: skip
 
 
 KERNELS = (
-    _RESIDENT,
+    _resident("resident", 'T == "float32"', 32),
+    _resident(
+        "resident_narrow",
+        'T in ("float16", "bfloat16")',
+        16,
+        targets=("sm_90a", "sm_100f"),  # others have less shared memory
+        pending="no GPU has run its cases",
+    ),
     _stream(
         "stream_cluster",
         "a cluster for an expert's rows: its matrix is read once for 16 of them",
