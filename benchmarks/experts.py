@@ -117,12 +117,12 @@ def main() -> None:
     torch.manual_seed(0)
     facts: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": str(torch.__version__)}
     for kind, made in (
+        ("offloaded", lambda: offloaded(8, 4096, 4096, 8)),
+        ("offloaded", lambda: offloaded(8, 4096, 4096, 8, hot=4)),
+        ("offloaded", lambda: offloaded(8, 1536, 2048, 64)),
         ("MB beyond inputs", projection),
         ("MB beyond inputs", lambda: layer("mixtral-8x7b", 64, 4096, 14336, 8, 2)),
         ("MB beyond inputs", lambda: layer("qwen3-30b-a3b", 4096, 2048, 768, 128, 8)),
-        ("offloaded", lambda: offloaded(8, 14336, 4096, 8)),
-        ("offloaded", lambda: offloaded(8, 14336, 4096, 8, hot=4)),
-        ("offloaded", lambda: offloaded(8, 1536, 2048, 64)),
     ):
         with torch.no_grad():
             row = made()
