@@ -94,8 +94,7 @@ def _workloads(bits: int) -> tuple[Workload, ...]:
             name=f"{rows}x{n}x{k}-e{experts}",
             row="S18 more",
             mode="g",
-            axes={"M": rows, "N": n, "E": experts}
-            | ({"K": k} if bits == 8 else {"K": k, "C": k // 2, "G": k // 128}),
+            axes={"M": rows, "N": n, "E": experts} | ({"K": k} if bits == 8 else {"K": k, "C": k // 2, "G": k // 128}),
             dtypes={"T": "bfloat16", "I": "int64"} | ({"W": "float8_e4m3fn"} if bits == 8 else {}),
             attributes={"indices": "none"},
             values={"ids": "below E"},

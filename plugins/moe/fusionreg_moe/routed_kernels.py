@@ -12,7 +12,6 @@ def _stored(bits: int) -> dict[str, str]:
     return {"BITS": str(bits), "BLOCK": "block" if bits == 4 else "0", "WHOLE": whole}
 
 
-
 def plain(bits: int = 16) -> KernelSpec:
     """For weights of so many bits."""
     return KernelSpec(

@@ -22,8 +22,6 @@ def _workload(model: str, axes: dict[str, int], top_k: int, tokens: int, goal: s
     )
 
 
-
-
 def quantized(words: str) -> tuple[Workload, ...]:
     """The same layers with weights of fewer bits, of the fusion ``moe.<words>``."""
     return tuple(
