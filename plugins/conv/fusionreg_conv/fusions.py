@@ -234,7 +234,7 @@ CONV_BN_RELU_POOL = _fusion(
     "pool(act(BatchNorm(x convolved with w [+ bias]) [+ residual])): windows of the pool in the convolution's epilogue",
     f"{NORMALIZED}r = optional(Add)(n, residual)\n"
     'a = optional(any_of(Relu, Swish, "activation", leaky=LeakyRelu(alpha=alpha)))(r)\n'
-    f"y = any_of(MaxPool({_WINDOWS}), \"pool\", AveragePool=AveragePool({_WINDOWS}, "
+    f'y = any_of(MaxPool({_WINDOWS}), "pool", AveragePool=AveragePool({_WINDOWS}, '
     "count_include_pad=count_include_pad))(a)",
     pool=True,
     add=True,
