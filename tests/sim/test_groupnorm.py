@@ -29,8 +29,8 @@ F16, F32 = np.dtype("float16"), np.dtype("float32")
 CATALOG = shipped("norm")
 SWISH, DROPPED = "norm.groupnorm_swish", "norm.groupnorm_swish_dropout"
 OPS, NUMPY = default_vocabulary(), numpy_backend()
-LAST = ("last_cluster", "last_stream", "last_tiles", "last_grid")
-SHORT = ("ring", "last_tiles", "last_grid")  # 16-bit tensors only
+LAST = ("last_cluster", "last_stream", "last_tiles", "last_grid", "last_pixels")
+SHORT = ("ring", "last_tiles", "last_grid", "last_pixels")  # 16-bit tensors only
 WIDE = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST[:2]])
 EACH = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST])
 
@@ -259,6 +259,7 @@ FAULTS = {
     "neighbour_not_yet_heard": ("ring", {"SPREAD": 2}, "group::barrier_wait(told_all + b", "(void)(told_all + b"),
     "tiles_of_a_cluster": ("last_tiles", {"SPREAD": 2, "SLICE": 1}, "barrier_wait(&told.bar, round);", ""),
     "tiles_of_a_grid": ("last_grid", {"SLICE": 2}, "__syncthreads();  // the", "// the"),
+    "pixels_on_their_way": ("last_pixels", {"SLICE": 2, "TEAMS": 1}, "cp_async_wait<0>();", "cp_async_wait<TILES>();"),
     "table_of_the_round_before": ("last_stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
 }
 

@@ -59,6 +59,7 @@ def kernels(dropout: bool, swish: bool = True) -> tuple[KernelSpec, ...]:
             "channels last: all groups in the registers of all blocks, read once", flags, {}, grid=True,
             cooperative=True, regions=("y",),
         ),
+        _pixels(flags),
         _last(
             "last_cluster", "SPREAD", "channels last: some groups in the shared memory of a cluster, read once", flags,
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"), min_blocks=2,
@@ -260,6 +261,47 @@ def _tiles(
         estimate=f"ceildiv({units} * {blocks}, multiprocessors) * ({6e-6 if grid else 4e-6} + (VEC == 8) * 1e-6)"
         f" + {idle} * (1 if SLICE == 1 else 3) * N * C * S * bits(T) / 1e13",
         **{**fields, **({"workspace": f"N * groups * {blocks} * 8"} if grid else {})},
+    )  # fmt: skip
+
+
+def _pixels(flags: Mapping[str, str]) -> KernelSpec:
+    """Slices of groups, channels last, in the shared memory of teams: sums by the tensor cores."""
+    units, blocks = "N * (groups // SLICE)", TEAM.format("multiprocessors", f"{BYTES} * SLICE")
+    each, rows = f"ceildiv(S // 8, {blocks})", f"max(1, THREADS // max(1, {WIDTH} // 4))"
+    memory = f"({each} * 128 * ({WIDTH} // 16 * 2 + 1) + max({WIDTH}, THREADS // 4) * 8)"
+    moved, bits = f"2 * {each} * {WIDTH} * bits(T) * multiprocessors", f"{WIDTH} * bits(T)"
+    rate = f"(3.2e12 if {bits} >= 2048 else 3e12 if {bits} >= 1024 else 2.7e12)"
+    return KernelSpec(
+        name="last_pixels",
+        template="group_forward_pixels.cu.j2",
+        summary="channels last: teams of blocks, each with some groups in its shared memory, sums by the tensor cores",
+        targets=LARGE,
+        pending="no GPU has run all of its cases",
+        regions=("y",),
+        programmatic=True,
+        strides=("x", "y"),
+        requires=(
+            "bits(T) == 16", LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW,
+            "aligned(scale, 16) and aligned(bias, 16)", "C < 2147483648 and N * groups < 2147483648",
+            "S * stride(x, 2) < 2147483648 and S * stride(y, 2) < 2147483648",
+        ),
+        params={
+            "SLICE": (1, 2, 4, 8, 16, 32), "TEAMS": (1, 2, 4, 8, 16, 32), "TILES": (1, 2, 3, 4, 5, 6, 7, 8),
+            "THREADS": (640,),
+        },
+        valid=(
+            f"groups % SLICE == 0 and {WIDTH} % 8 == 0 and {WIDTH} <= THREADS * 4",
+            TEAMS.format(units, 1, memory),
+            f"TILES == ceildiv({each}, {rows})",
+        ),
+        constants={**flags, "PACKED": "1", "VEC": "4"},
+        grid=f"TEAMS * {blocks}",
+        block="THREADS",
+        shared_memory=memory,
+        cooperative=True,
+        min_blocks=1,
+        workspace=f"N * groups * {blocks} * 8",
+        estimate=f"2e-6 + ceildiv({units}, TEAMS) * (3e-6 + SLICE * {blocks} * 7e-10 + {moved} / {rate})",
     )  # fmt: skip
 
 
