@@ -17,9 +17,9 @@ from fusionreg.core.runtime import Runtime
 
 CATALOG = shipped("norm")
 F = torch.nn.functional
-LAST = ("last_cluster", "last_stream", "last_tiles", "last_grid", "last_pixels")
+LAST = ("last_cluster", "last_stream", "last_tiles", "last_pixels")
 FRONT = ("plain", "cluster", "last_cluster", "last_tiles")
-BEHIND = (*FRONT, "stream", "last_stream", "last_grid", "last_pixels")
+BEHIND = (*FRONT, "stream", "last_stream", "last_pixels")
 
 
 @pytest.fixture(scope="module")
