@@ -59,6 +59,8 @@ class GainRow(Record):
     """Extent of every axis, where it is of a site of a model."""
     batch: tuple[int, ...] = ()
     """The leading ones."""
+    absent: tuple[str, ...] | None = None
+    """Inputs that the site leaves out; None where nobody told."""
     ms: float
     """Our median."""
     peers: FrozenDict[str, float]
@@ -199,7 +201,8 @@ class MeasuredGains:
     Like is: the same fusion (of a derived one, that which it was derived from), choices and kernel, dtypes that are the
     same or :data:`ALIKE`, all extents known, and at most :data:`NEAR` times as many bytes or as few; the nearest of
     those. Attributes, dtypes that vectors alone have, and the order of axes in memory do not count, but what kernel
-    would run does. What was measured at a site of a model counts for its very extents alone, and before all others.
+    would run does. What was measured at a site of a model counts for its very extents and inputs alone, and before all
+    others.
 
     Args:
         catalog: the loaded fusions.
@@ -221,13 +224,13 @@ class MeasuredGains:
         name = match.base or match.fusion
         wide = self._wide(name)
         rows = [
-            (not _same(r, match), r.dtypes != match.dtypes, abs(log(size / r.bytes)), r.workload, column, r)
+            (not r.axes, r.dtypes != match.dtypes, abs(log(size / r.bytes)), r.workload, column, r)
             for r in self._of(name)
             if all(_kind(r.dtypes.get(v)) == _kind(match.dtypes.get(v)) for v in wide)
             and all(match.choices.get(k, v) == v for k, v in r.choices.items())
             and (column := next((c for c in executor.columns if r.peers.get(c)), ""))
             and r.bytes > 0
-            and (_same(r, match) if r.axes else abs(log(size / r.bytes)) <= log(NEAR))
+            and (self._same(r, match) if r.axes else abs(log(size / r.bytes)) <= log(NEAR))
         ]
         if not rows:
             return None
@@ -238,6 +241,12 @@ class MeasuredGains:
         *_, column, row = found
         ratio = row.ms / row.peers[column]
         return Gain(ratio, f"{row.fusion}/{row.kernel} on {row.workload}: {ratio:.2f}× {column}")
+
+    def _same(self, row: GainRow, match: Match) -> bool:
+        """Whether a row is of the very extents, and of the same inputs."""
+        if row.absent is not None and row.absent != absent(self._catalog[row.fusion], match):
+            return False
+        return row.batch == match.leading and all(match.axes.get(k) == v for k, v in row.axes.items())
 
     def known(self, fusion: str) -> tuple[str, ...]:
         """Names of the workloads that there are rows of."""
@@ -285,9 +294,9 @@ def _kind(dtype: str | None) -> str | None:
     return dtype if dtype is None else ALIKE.get(dtype, dtype)
 
 
-def _same(row: GainRow, match: Match) -> bool:
-    """Whether a row is of the very extents."""
-    return row.axes != EMPTY and row.batch == match.leading and all(match.axes.get(k) == v for k, v in row.axes.items())
+def absent(entry: FusionEntry, match: Match) -> tuple[str, ...]:
+    """Optional inputs of a fusion that a match leaves out."""
+    return tuple(n for n in entry.inputs if n in entry.optional and n not in match.inputs)
 
 
 def stale(catalog: Catalog) -> tuple[int, list[str]]:

@@ -17,7 +17,7 @@ from ..errors import FusionregError
 from ..frozen import EMPTY, FrozenDict
 from ..planner.policies import undecided
 from ..spec import Record, Workload
-from .gains import FACTS, GainRow
+from .gains import FACTS, GainRow, absent
 from .measure import compete
 from .shipped import kernel_digest
 from .subject import Subject
@@ -56,7 +56,7 @@ def site_of(catalog: Catalog, match: Match) -> Site | None:
         "batch": tuple(match.leading),
         "dtypes": dict(match.dtypes),
         "attributes": {k: _plain(v) for k, v in {**match.attributes, **match.choices}.items() if k in names},
-        "absent": tuple(n for n in entry.inputs if n in entry.optional and n not in match.inputs),
+        "absent": absent(entry, match),
         "layouts": {n: "channels_last" for n, s in match.strides.items() if n in entry.inputs and _channels_last(s)},
     }
     asked = _asked(tuple(match.outputs), tuple(entry.outputs))
@@ -147,6 +147,7 @@ def row_of(subject: Subject, bench: Bench, times: Mapping[str, float] = EMPTY) -
         fusion=subject.entry.name, workload=subject.workload.name, kernel=kernel.name, digest=kernel_digest(kernel),
         dtypes=subject.problem.dtypes, choices=subject.problem.choices, bytes=traffic.read + traffic.written,
         ms=own or 0.0, peers=FrozenDict(peers), axes=subject.workload.axes, batch=subject.workload.batch,
+        absent=tuple(subject.workload.absent),
         facts=FrozenDict({k: bench.environment[k] for k in FACTS if k in bench.environment}),
     )  # fmt: skip
 
