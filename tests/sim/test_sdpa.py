@@ -26,14 +26,14 @@ FUSIONS = ("attention.sdpa", "attention.sdpa_masked")
 KERNELS = [(f, k.name) for f in FUSIONS for k in CATALOG[f].kernels if k.library is None]
 #: Of sequences: what these kernels have for it, others have anyway.
 KERNELS += [("attention.sdpa_lengths", k) for k in ("wgmma", "decode")]
-KERNELS += [("attention.sdpa_varlen", "tensor_core"), ("attention.sdpa_paged", "decode")]
+KERNELS += [("attention.sdpa_varlen", k) for k in ("wgmma", "tensor_core")] + [("attention.sdpa_paged", "decode")]
 
 
 @pytest.mark.parametrize(("fusion", "kernel"), KERNELS)
 def test_conforms(fusion, kernel):
     report = run(CATALOG, [fusion], kernels=[kernel], device="sim", cases="quick", cache=Cache())
     assert report.ok, "\n".join(map(str, report.failures))
-    assert report.counts["PASSED"] >= (25 if kernel == "decode_whole" else 40)  # of decoding: few queries, two dtypes
+    assert report.counts["PASSED"] >= (25 if kernel in ("decode_whole", "wgmma_wide") else 40)  # two dtypes, few shapes
 
 
 @pytest.mark.parametrize("kernel", ["wgmma", "tensor_core", "decode", "plain"])
@@ -56,6 +56,22 @@ def test_behind_the_last_key_nothing_is_read(kernel):
     p = e / np.maximum(e.sum(-1, keepdims=True), 1e-30)
     want = np.einsum("bhqk,bhkd->bhqd", p, np.repeat(v, 2, 1).astype(float))
     np.testing.assert_allclose(y, want, atol=4e-3)
+
+
+@pytest.mark.parametrize("kernel", ["wgmma", "tensor_core"])
+def test_sequences_do_not_meet(kernel):
+    """One behind the other: what is not finite in one does not show in those beside it, in whose tiles it lies."""
+    rng, ends = np.random.default_rng(0), np.array([0, 70, 73, 300, 340], np.int32)
+    q, k, v = (rng.standard_normal((340, h, 64)).astype(np.float16) for h in (2, 1, 1))
+    q[70:73], k[70:73], v[70:73], k[300:], v[300:] = np.nan, np.nan, np.inf, np.inf, np.nan
+    y = Registry(ready("sdpa_varlen", kernel), device="sim").call(
+        "attention.sdpa_varlen", q, k, v, ends, ends, is_causal=1, scaling="usual"
+    )
+    for first, end in ((0, 70), (73, 300)):
+        scores = np.einsum("qhd,kd->hqk", q[first:end].astype(float), k[first:end, 0].astype(float)) / 8
+        e = np.where(np.tri(end - first, dtype=bool), np.exp(scores), 0)
+        want = np.einsum("hqk,kd->qhd", e / e.sum(-1, keepdims=True), v[first:end, 0].astype(float))
+        np.testing.assert_allclose(y[first:end], want, atol=4e-3)
 
 
 def job(

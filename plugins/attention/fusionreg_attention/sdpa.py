@@ -92,6 +92,7 @@ _LENGTHS_CASES = (
     Case(name="window", axes={"Q": 72, "K": 136}, values={"lengths": "100"}, attributes={"left_window_size": 40}),
     Case(name="all", axes={"Q": 72, "K": 136}, values={"lengths": "1000"}, summary="more than there are: all"),
     Case(name="none", values={"lengths": "0"}),
+    _WIDE.model_copy(update={"values": FrozenDict({"lengths": "17"})}),
     Case(name="tiles", axes={"B": 1, "Q": 200, "K": 264}, values={"lengths": "200"}, attributes={"is_causal": 1}),
     *(
         Case(name=f"width_{d}_{n}", axes={"B": 1, "D": d, "E": d, "Q": 72, "K": 136}, values={"lengths": f"{n}"})
@@ -132,7 +133,8 @@ _GRADIENT_CASES = (
 )  # fmt: skip
 
 #: Beside masks, what is not the same without one: where masks leave no key, and where they are large.
-_MASK_TRAINING_CASES = tuple(case for case in _MASK_CASES if case.name in ("nothing_allowed", "far_below", "no_key"))
+_BESIDE_MASK_STATISTICS = ("nothing_allowed", "far_below", "no_key", "wide", "nothing_allowed_wide")
+_MASK_TRAINING_CASES = tuple(case for case in _MASK_CASES if case.name in _BESIDE_MASK_STATISTICS)
 _MASK_GRADIENT_CASES = (
     *(case for case in _GRADIENT_CASES if case.name in ("aligned_right", "capped", "two_key_heads", "no_key", "tiles")),
     Case(name="nothing_allowed", values={"mask": "zeros", "lse": "special"}, summary="lse is -infinity there"),
@@ -147,7 +149,7 @@ _SHARED = tuple(
         "batches": ("MB",), "heads": ("MH",), "queries": ("MQ",), "but_keys": ("MB", "MH", "MQ"),
     }.items()
 )  # fmt: skip
-_BIAS_TRAINING_CASES = _SHARED[:1]
+_BIAS_TRAINING_CASES = (*_SHARED[:1], _WIDE.model_copy(update={"axes": _WIDE.axes | {"MB": 1, "MH": 1}}))
 _BIAS_GRADIENT_CASES = (
     *_SHARED,
     Case(name="capped", attributes={"softcap": 3.0}, summary="the bias is added behind the cap"),

@@ -6,7 +6,7 @@ Their last query is at their last key, from where causal queries and windows cou
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, Workload
+from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, TensorMap, Workload
 
 from .sdpa import ATTRIBUTES, CONSTRAINTS, FLOATS, LENGTHS_TOLERANCES
 from .sdpa_kernels import tensor_core
@@ -53,6 +53,38 @@ def _tensor_core(tiles: str, constants: dict[str, str], keys: str, pairs: str, a
     )
 
 
+def _wgmma() -> KernelSpec:
+    """Of sequences one behind the other."""
+    boxes = {"q": "64 * CONSUMERS", "k": "BK", "v": "BK", "y": "64"}
+    return KernelSpec(
+        name="wgmma",
+        template="sdpa_wgmma.cu.j2",
+        summary="wgmma fed by TMA, warp-specialised and persistent; tiles of queries of one sequence after the other",
+        targets="sm_90a",
+        requires=(
+            'T in ("float16", "bfloat16")',
+            "D in (64, 128) and E in (64, 128)",
+            "aligned(y, 16) and stride(y, 2) == 1 and stride(y, 0) % 8 == 0 and stride(y, 1) % 8 == 0",
+            "Q > 0 and K > 0 and Q < 1000000000 and K < 1000000000",
+        ),
+        strides=("q", "k", "v", "y"),
+        specialize=("D", "E"),
+        params={"CONSUMERS": (3,), "BK": (128, 64), "SLACK": (8,), "FRACTION": (0,), "CAPPED": (0, 1)},
+        valid=("BK == (64 if E == 128 else 128)", "(CAPPED == 1) == (softcap > 0)"),
+        constants={"MASK_FORM": "-1", "VARLEN": "1"},
+        tensor_maps=tuple(
+            TensorMap(name=f"{n}_map", operand=n, box=("64", "1", rows), swizzle="128") for n, rows in boxes.items()
+        ),
+        grid="max(1, min(multiprocessors, H * (ceildiv(Q, 64 * CONSUMERS) + C + 1)))",
+        block="128 * (CONSUMERS + 1)",
+        min_blocks=1,
+        shared_memory="64 * CONSUMERS * (D + E) * 2 + 2 * BK * (D + E) * 2 + 80",
+        estimate="8e-6 + H * Q * K / max(1, C - 1) * (0.5 if is_causal else 1.0) * 2 * (D + E)"
+        " / (5e14 if D == 128 else 3.5e14)",
+        pending="not run on a GPU yet",
+    )
+
+
 _PACKED_CASES = (
     Case(name="several", axes={"C": 6, "Q": 20, "K": 24}, values={"cu_q": "rising", "cu_k": "rising"},
          summary="some are empty; tokens before the first and behind the last"),
@@ -62,6 +94,8 @@ _PACKED_CASES = (
          values={"cu_q": "rising", "cu_k": "rising"}, summary="more sequences than a warp has lanes"),
     Case(name="one", axes={"C": 2, "Q": 200, "K": 200}, attributes={"is_causal": 1},
          values={"cu_q": "bytes", "cu_k": "bytes"}, summary="numbers below 0 are 0"),
+    Case(name="tiles", axes={"C": 3, "Q": 450, "K": 520}, attributes={"is_causal": 1},
+         values={"cu_q": "rising", "cu_k": "rising"}, summary="several tiles of a sequence, and others behind it"),
     Case(name="no_sequence", axes={"C": 1}, values={"cu_q": "7", "cu_k": "0"}),
     Case(name="capped", axes={"C": 5}, attributes={"softcap": 3.0}, values={"cu_q": "rising", "cu_k": "rising"}),
     *(
@@ -100,6 +134,7 @@ _VARLEN = FusionSpec(
         for n, h, g, t, d in ((8, 32, 8, 16384, 128),)
     ),
     kernels=(
+        _wgmma(),
         _tensor_core("H * (ceildiv(Q, 16 * WARPS) + C + 1)", {"VARLEN": "1"}, "K", "H * Q * K / max(1, C - 1)", 3),
         _plain("Q * H", {"VARLEN": "1"}, "K"),
     ),
