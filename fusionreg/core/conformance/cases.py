@@ -29,6 +29,8 @@ QUICK_ROWS = 2
 #: Extents of an axis that no parameter tiles, where another one is under test: so few rows that they cost little, and a
 #: row longer than a block has threads, whatever it reads at once.
 FEW, LONG = 8, 520
+#: In ``quick``, the extent of an axis that counts rows, but where it is under test.
+ROWS = 9
 #: Positions of an iteration space beyond which not all axes are made alike: those that a spec declares short, and those
 #: that a kernel is compiled for, stay as they are.
 MOST_POSITIONS = 1 << 30
@@ -94,7 +96,8 @@ def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent =
 
     ``all`` covers every pair of choices, dtypes, attributes and forms, and every edge in every dtype. ``quick``
     compiles few units: it keeps the edges for one dtype, another one for each kernel of a fusion; a tail, an overflow
-    and NaN for the rest, with the declared cases that need no further unit; and :data:`QUICK_ROWS` further rows.
+    and NaN for the rest, with the declared cases that need no further unit; and :data:`QUICK_ROWS` further rows. An
+    axis that counts rows is short there but for its own edges.
     Trials that the fusion's own contract excludes are not made. A kernel that accepts none of the general extents is
     tried on those of the first declared case that it accepts, with its attributes.
     """
@@ -103,29 +106,38 @@ def derive(entry: FusionEntry, kernel: KernelEntry, target: str, cases: Extent =
     found: list[Trial] = [row.with_(f"{row.dtype}-base") for row in refused]
     lead = _lead(entry, kernel, plain)
     defaults: list[Trial] = []
+    short: list[dict[str, int]] = []
     for i, row in enumerate(plain):
         default, *others = parameters(entry, kernel, row, target)
         row = row.with_(row.name, params=default)
         few = _fewer(entry, kernel, row, target)
+        rows = _rows(entry, kernel, row, target) if quick else {}
+        row, few = (row.with_(row.name, axes=rows),) * 2 if rows else (row, few)
         defaults.append(row)
-        made = [*_shapes(entry, kernel, row, few, quick), *_values(entry, row, quick), *_layouts(entry, few, quick)]
+        short.append(rows)
+        made = [
+            *_shapes(entry, kernel, row, few, rows, quick),
+            *_values(entry, row, quick),
+            *_layouts(entry, few, quick),
+        ]
         if quick and i != lead:
             made = [t for t in made if t.name in _ELSEWHERE or t.name.startswith("special-")]
         elif quick and others:
             others = [others[zlib.crc32(kernel.key.encode()) % len(others)]]
         if i == lead or not quick:
-            made += [t for params in others for t in _tiles(entry, kernel, row, params, quick)]
+            made += [t for params in others for t in _tiles(entry, kernel, row, params, rows, quick)]
         found += [t.with_(f"{row.dtype}-{t.name}") for t in made]
     for row in further:
         words = [*row.choices.values(), *(f"{k}{v}" for k, v in row.attributes.items())]
         words += [f"{k}.{v}" for k, v in row.forms.items()] + [f"no_{n}" for n in row.absent]
         tag = "-".join([row.dtype, *words])
         axes = {a: e + 8 for a, e in base.items()}
+        axes |= _rows(entry, kernel, row, target) if quick else {}
         for name in ("special",) if quick else _FEW:
             found.append(row.with_(f"{tag}-{name}", axes=axes, values=_every(entry, name)))
         found.append(row.with_(f"{tag}-sweep", axes=axes, values=_swept(entry)))
     for case in entry.cases:
-        for i, (row, trial) in enumerate(zip(defaults, _declared(entry, case, defaults, target), strict=True)):
+        for i, (row, trial) in enumerate(zip(defaults, _declared(entry, case, defaults, short, target), strict=True)):
             if not quick or i == lead or _states_numbers(case) or _same_unit(entry, kernel, row, trial, target):
                 found.append(trial)
     return tuple(t for t in found if coverage.problem_of(entry, t, target) is not None)
@@ -158,6 +170,16 @@ def _fewer(entry: FusionEntry, kernel: KernelEntry, row: Trial, target: str) -> 
     return few if _same_unit(entry, kernel, row, few, target) else row
 
 
+def _rows(entry: FusionEntry, kernel: KernelEntry, row: Trial, target: str) -> dict[str, int]:
+    """:data:`ROWS` along the axis that counts rows, where the kernel runs ``row`` with as few: along the first one,
+    unless a parameter tiles it."""
+    first = next(iter(row.axes), "")
+    if len(row.axes) < 2 or tile_of(row.params, first) is not None or row.axes[first] <= ROWS:
+        return {}
+    found = parameters(entry, kernel, row.with_(row.name, axes={first: ROWS}), target)
+    return {first: ROWS} if (row.params in found if row.params else found) else {}
+
+
 def _same_unit(entry: FusionEntry, kernel: KernelEntry, row: Trial, trial: Trial, target: str) -> bool:
     """Whether ``trial`` runs the unit that is compiled for ``row``."""
     static = [name for name, attribute in entry.spec.attributes.items() if attribute.static]
@@ -175,7 +197,7 @@ def _every(entry: FusionEntry, name: str) -> FrozenDict[str, str]:
 
 
 def _tiles(
-    entry: FusionEntry, kernel: KernelEntry, row: Trial, params: FrozenDict[str, Any], quick: bool
+    entry: FusionEntry, kernel: KernelEntry, row: Trial, params: FrozenDict[str, Any], rows: dict[str, int], quick: bool
 ) -> list[Trial]:
     """Tails and more tiles than one, at other parameters than the default ones."""
     tag = ".".join(f"{k}{v}" for k, v in params.items())
@@ -183,7 +205,7 @@ def _tiles(
     for name, times, more in (("tails", 1, 8), ("odd", 1, 1), ("long", 6, 8)):
         if name == "tails" or not quick:
             axes = {a: times * min(tile_of(params, a) or 32, 64 if times > 1 else 256) + more for a in row.axes}
-            axes = _affordable(entry, kernel, axes)
+            axes = _affordable(entry, kernel, axes | rows)
             found.append(row.with_(f"{tag}-{name}", axes=axes, params=params, exactly=True, stem=name))
     return found
 
@@ -197,8 +219,11 @@ def _swept(entry: FusionEntry) -> dict[str, str]:
     return {**found, next(iter(entry.inputs)): "sweep"}
 
 
-def _shapes(entry: FusionEntry, kernel: KernelEntry, row: Trial, few: Trial, quick: bool) -> list[Trial]:
-    """Edges of every axis alone, the others as in ``few``; then of all together, and of the leading axes."""
+def _shapes(
+    entry: FusionEntry, kernel: KernelEntry, row: Trial, few: Trial, rows: dict[str, int], quick: bool
+) -> list[Trial]:
+    """Edges of every axis alone, the others as in ``few``; then of all together but for ``rows``, and of the leading
+    axes."""
     base = row.axes
     found = [row.with_("base")]
 
@@ -220,8 +245,8 @@ def _shapes(entry: FusionEntry, kernel: KernelEntry, row: Trial, few: Trial, qui
         add(f"{last}{LONG}", {**dict.fromkeys(whole, 3), last: LONG})
     add("ones", dict.fromkeys(base, 1))
     add("square", _affordable(entry, kernel, dict.fromkeys(base, 48)))
-    add("odd", _affordable(entry, kernel, {a: (tile_of(row.params, a) or 32) + 1 for a in base}))
-    add("tails", _affordable(entry, kernel, {a: (tile_of(row.params, a) or 32) + 8 for a in base}))
+    add("odd", _affordable(entry, kernel, {a: (tile_of(row.params, a) or 32) + 1 for a in base} | rows))
+    add("tails", _affordable(entry, kernel, {a: (tile_of(row.params, a) or 32) + 8 for a in base} | rows))
     if any(t.leading for t in entry.inputs.values()):
         small = dict.fromkeys(base, 8)
         for leading in ((2, 3), (0,)) if quick else ((2, 3), (0,), (1,), (3, 1, 2), (3, 0)):
@@ -262,7 +287,7 @@ def _layouts(entry: FusionEntry, row: Trial, quick: bool) -> list[Trial]:
 
 
 def _declared(
-    entry: FusionEntry, case: Case, plain: list[Trial], target: str
+    entry: FusionEntry, case: Case, plain: list[Trial], short: list[dict[str, int]], target: str
 ) -> list[Trial]:
     """A case of the spec in every dtype, each input in the first form that the case's axes and attributes admit.
 
@@ -277,7 +302,7 @@ def _declared(
         if a.default is not None and not a.choices and a.type != "bool"
     }
     several = {n: range(len(t.forms)) for n, t in entry.inputs.items() if len(t.forms) > 1 and n not in case.absent}
-    for row in plain:
+    for row, rows in zip(plain, short, strict=True):
         trial = row.with_(
             f"{row.dtype}-{case.name}",
             axes={**base_axes(entry), **case.axes},
@@ -289,7 +314,8 @@ def _declared(
             layouts=case.layouts,
         )
         forms = [trial.forms, *(dict(zip(several, f, strict=True)) for f in product(*several.values()))]
-        made = (trial.with_(trial.name, forms=f) for f in forms)
+        fewer = [trial.with_(trial.name, axes={**rows, **case.axes})] if rows.keys() - case.axes.keys() else []
+        made = (t.with_(t.name, forms=f) for t in (*fewer, trial) for f in forms)
         fitting = (t for t in made if coverage.problem_of(entry, t, target) is not None)
         chosen = next(fitting, None)
         if chosen is None:

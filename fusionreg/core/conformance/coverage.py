@@ -119,16 +119,10 @@ def rows(
     kernels start at different places, so that a family covers what one kernel's few rows do not. refused: one per
     dtype combination that the fusion has and the kernel does not accept. ``attributes``: those that all rows have.
     """
-    declared = factors(entry)
-    fixed = {n: v for n, v in attributes.items() if n in entry.spec.attributes}
+    fixed: FrozenDict[str, Any] = FrozenDict({n: v for n, v in attributes.items() if n in entry.spec.attributes})
     accepted: list[tuple[tuple[Any, ...], Trial]] = []
     refused: dict[tuple[Any, ...], Trial] = {}
-    for levels in _levels(declared, kernel.key):
-        row = _row(levels, declared, axes)
-        if fixed:
-            row = row.with_("", attributes=fixed)
-        if _repeated(entry, row) or not _admitted(entry, row):
-            continue
+    for levels, row in _tried(entry, kernel.key, axes, fixed):
         problem = problem_of(entry, row, target)
         if problem is None:
             continue
@@ -158,6 +152,22 @@ def rows(
         uncovered -= pairs[levels]
         further.append(row)
     return plain, further, [r for d, r in refused.items() if all(tuple(p.dtypes.values()) != d for p in plain)]
+
+
+@lru_cache(maxsize=2)
+def _tried(
+    entry: FusionEntry, salt: str, axes: FrozenDict[str, int], fixed: FrozenDict[str, Any]
+) -> list[tuple[tuple[Any, ...], Trial]]:
+    """Rows that the fusion may admit, with their levels: they are tried on one target after the other."""
+    declared = factors(entry)
+    found = []
+    for levels in _levels(declared, salt):
+        row = _row(levels, declared, axes)
+        if fixed:
+            row = row.with_("", attributes=fixed)
+        if not _repeated(entry, row) and _admitted(entry, row):
+            found.append((levels, row))
+    return found
 
 
 def _admitted(entry: FusionEntry, row: Trial) -> bool:

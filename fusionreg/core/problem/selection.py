@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -182,15 +182,13 @@ def _candidates(
     kernel: KernelEntry, problem: Problem, preferred: Mapping[str, Any] | None, reasons: list[Refusal]
 ) -> Iterator[Candidate]:
     spec, device = kernel.spec, target(problem.target)
-    grid: Iterator[FrozenDict[str, Any]] = (
-        FrozenDict(zip(spec.params, values, strict=True)) for values in product(*spec.params.values())
-    )
     fits = preferred is not None and all(preferred.get(k) in v for k, v in spec.params.items())
     choices: list[FrozenDict[str, Any]] = (
         [FrozenDict({k: preferred[k] for k in spec.params})] if fits and preferred is not None else []
     )
-    for params in (*choices, *grid):
-        env = {**names(kernel, problem), **params}
+    told = names(kernel, problem)
+    for params in (*choices, *kernel.settings):
+        env = {**told, **params}
         try:
             broken = next((c for c in kernel.valid if not c(env)), None)
             if broken is not None:

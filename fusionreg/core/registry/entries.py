@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as default
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,12 @@ class KernelEntry:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @cached_property
+    def settings(self) -> tuple[FrozenDict[str, Any], ...]:
+        """Every combination of its params' values, defaults first, valid or not."""
+        params = self.spec.params
+        return tuple(FrozenDict(zip(params, values, strict=True)) for values in product(*params.values()))
 
     @property
     def fusion(self) -> str:
