@@ -100,16 +100,16 @@ def test_what_may_not_share_memory(runtime):
     ("fusion", "text", "other"),
     [
         ("attention.rope_kv_append", "fr::grid_sync();\n", "\n"),
-        ("attention.rope_kv_append", "passed |= row_of(t / S, slots[t]) == row", "passed |= false"),
+        ("attention.rope_kv_append", "passed |= row_of(t / each, slots[t]) == row", "passed |= false"),
         ("attention.rope_kv_append", "atomicMax(last + at, static_cast<int>(token))", "last[at] = 0"),
-        ("attention.rope_kv_append_paged", "last[entry_of(token)] == static_cast<int>(token)", "true"),
+        ("attention.rope_kv_append_paged", "winner == static_cast<int>(token)", "true"),
         ("attention.rope_kv_append", "slot < 0 || slot >= C ? -1 : slot", "slot"),
         ("attention.rope_kv_append", "position >= 0 && position < L", "position >= 0"),
         ("attention.rope_kv_append", "known ? fr::to_float(cosines[e])", "true ? fr::to_float(cosines[e])"),
         ("attention.rope_kv_append_paged", "page < 0 || page >= N ? -1 : ", ""),
         ("attention.rope_kv_append_paged", "slot % W;", "0;"),
         ("attention.rope_kv_append_fp8", "fr::clip(x / scale, -448.0f, 448.0f)", "x / scale"),
-        ("attention.rope_kv_append_fp8", "is_v ? of_v : of_k", "of_k"),
+        ("attention.rope_kv_append_fp8", "fr::to_float(x[e]), of_v", "fr::to_float(x[e]), of_k"),
     ],
 )
 def test_faults_are_noticed(fusion, text, other):

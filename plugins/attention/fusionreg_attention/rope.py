@@ -71,19 +71,19 @@ def _kernel(paged: bool, quantised: bool) -> KernelSpec:
         name="rows",
         template="rope_append.cu.j2",
         summary="a token's heads to a block; where caches are updated in place, their new rows are all that is written",
-        requires=("B * S < 2147483648",),
+        requires=(f"B * S < 2147483648 and {places} * G < 2147483648 and D < 65536 and H + G < 65536",),
         strides=(*rows, *caches),
-        params={"VEC": (8, 4, 1), "THREADS": (512, 128)},
-        valid=(
-            f"VEC == (128 // bits(T) if {wide} else 1)",
-            "THREADS == (512 if B * S <= multiprocessors else 128)",
-        ),
-        constants={"PAGED": str(int(paged)), "QUANTISED": str(int(quantised))},
-        grid="max(1, min(multiprocessors * (1 if THREADS == 512 else 6), max(B * S, "
+        specialize=("D", "R"),
+        params={"VEC": (8, 4, 1)},
+        valid=(f"VEC == (128 // bits(T) if {wide} else 1)",),
+        constants={"THREADS": "128", "PAGED": str(int(paged)), "QUANTISED": str(int(quantised))},
+        grid="max(1, min(multiprocessors * (2 if B * S <= multiprocessors else 4), max(B * S, "
         f"ceildiv({places} * G * D, 8 * THREADS))))",
         block="THREADS",
         workspace=f"max(4, {places} * 4 if {'B * S' if paged else 'S'} > 128 else 0)",
         cooperative=True,
+        min_blocks=4,
+        pending="not run on a GPU since it reads ahead and stores 16 bytes at a time",
         estimate=f"6e-6 + B * S * (2 * H + {3 if quantised else 4} * G) * D * bits(T) / 8 / 3.5e12",
     )
 
