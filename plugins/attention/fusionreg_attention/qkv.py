@@ -117,7 +117,8 @@ def _cases(kind: Kind) -> tuple[Case, ...]:
         wide("wider", 1, 128, S=130),
         wide("wider_causal", 2, 128, S=72, C=72),
         *((rotated("rotated"), rotated("rotated_from_rows", transB=0)) if kind == "rotary" else ()),
-        beside("beside_mask", 2, 64, B=1),  # what kernels for masks alone have their edges around: few scores each
+        # what kernels for masks alone have their edges around: few scores each
+        beside("beside_mask", 1, 64, B=2) if kind == "rotary" else beside("beside_mask", 2, 64, B=1),
         beside("beside_mask_tails", 2, 64, S=70),
         beside("beside_mask_causal", 2, 128, S=130, C=72),
         beside("beside_mask_nothing", 1, 64, {"mask": "zeros"}, S=20),
