@@ -250,7 +250,8 @@ def test_identity_transpose_beside_a_product():
         inputs = {"a": np.array([[1, 2], [3, 4]], "f"), "b": np.array([[1, 0], [1, 1]], "f")}
         lifted = check(proto, inputs)
         np.testing.assert_array_equal(ours(lifted, inputs)["y"], want)
-        assert count(lifted) == {"MatMul": 1, "Add": 1}
+        turned = {} if attrs == {"perm": [0, 1]} else {"Transpose": 1}  # what an Add is behind reads columns
+        assert count(lifted) == turned | {"MatMul": 1, "Add": 1}
 
 
 def test_two_alike_shape_computations():
