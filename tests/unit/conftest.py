@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from catalogs import shipped
+from catalogs import FAMILIES, shipped
 
 
 class Site:
@@ -60,21 +60,31 @@ def site(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def kernel_states(tmp_path_factory) -> dict[str, str]:
-    """Kernel → its state of evidence, of all that ship: every unit of theirs is rendered, once for all workers."""
+    """Kernel → its state of evidence, of all that ship: every unit of theirs is rendered, once for all workers. Those
+    who wait for it render other families meanwhile."""
     from fusionreg.core.proof import evidence
+
+    def states(family: str) -> dict[str, str]:
+        own = [e for e in shipped().fusions.values() if e.plugin == family]
+        entries = [*own, *(m for e in own for m in e.members)]
+        with pytest.MonkeyPatch.context() as patch:  # a kernel of an open fusion is what its members' are
+            patch.setattr(evidence, "digest", functools.cache(evidence.digest))
+            return {k.key: evidence.state(e, k) for e in entries for k in e.kernels}
 
     folder = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
         folder = folder.parent  # shared by the workers
-    with (folder / "kernel-states").open("a+", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        text = file.read()
-        if not text:
-            entries = [*shipped().fusions.values(), *(m for e in shipped().fusions.values() for m in e.members)]
-            with pytest.MonkeyPatch.context() as patch:  # a kernel of an open fusion is what its members' are
-                patch.setattr(evidence, "digest", functools.cache(evidence.digest))
-                text = json.dumps({k.key: evidence.state(e, k) for e in entries for k in e.kernels})
-            file.write(text)
-    found: dict[str, str] = json.loads(text)
+    found: dict[str, str] = {}
+    for wait in (fcntl.LOCK_NB, 0):
+        for family in FAMILIES:
+            with (folder / f"kernel-states-{family}").open("a+", encoding="utf-8") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | wait)
+                except BlockingIOError:
+                    continue
+                file.seek(0)
+                text = file.read()
+                if not text:
+                    file.write(text := json.dumps(states(family)))
+                found |= json.loads(text)
     return found
