@@ -75,7 +75,7 @@ def close(got, wanted, dtype, tolerance=None):
         ("resident", "float16", 64, (1, 1), {"SPLIT": 4}),
         ("grouped", "bfloat16", 16, (1, 1), {"BM": 16, "SPLIT": 1}),
         ("grouped_cluster", "float16", 64, (1, 1), {"BM": 32, "SPLIT": 2}),
-        ("grouped_ahead", "bfloat16", 128, (1, 1), {"BM": 16, "SPLIT": 4}),
+        ("grouped_cluster", "bfloat16", 128, (1, 1), {"BM": 16, "SPLIT": 4}),
     ],
 )
 def test_adapters_of_mixed_rank_in_any_order(kernel, dtype, rank, trans, params, sim_cache):

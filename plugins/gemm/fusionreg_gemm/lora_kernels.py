@@ -78,13 +78,12 @@ _RESIDENT = KernelSpec(
 )
 
 
-def _grouped(split: bool, ahead: bool = False) -> KernelSpec:
+def _grouped(split: bool) -> KernelSpec:
     """A launch, counting and finding tokens; then blocks for groups, half of them beside others: a microsecond, as much
-    for every two tokens, and the part of an adapter at 1.5e10 bytes per second, as an H200 does it. ``ahead``: adapters
-    are asked of L2 before it is known which ones are wanted."""
+    for every two tokens, and the part of an adapter at 1.5e10 bytes per second, as an H200 does it."""
     groups = "min(M, E + M // BM)"
     return KernelSpec(
-        name="grouped_ahead" if ahead else "grouped_cluster" if split else "grouped",
+        name="grouped_cluster" if split else "grouped",
         template="lora_grouped.cu.j2",
         summary=f"a {'cluster' if split else 'block'} for up to BM tokens of one adapter, on tensor cores",
         targets=("sm_90+",) if split else ("sm_80+",),
@@ -102,9 +101,7 @@ def _grouped(split: bool, ahead: bool = False) -> KernelSpec:
             "THREADS": "256", "PITCH": "8 if R == 8 else R + 8",
             "AHEAD": "max(1, (64 if R <= 32 else 32) // max(R, 16) * 16 // BM)",
             "BYTES": "4 * BM * ((THREADS // 32 + 1) * PITCH + (SPLIT * R if SPLIT > 1 else 0))",
-            **({"PREFETCH": "1"} if ahead else {}),
         },
-        pending="no GPU has run it" if ahead else "",
         grid=f"SPLIT * min({groups}, max(1, 2 * multiprocessors // SPLIT))",
         block="THREADS",
         cluster=("SPLIT",) if split else (),
@@ -116,5 +113,4 @@ def _grouped(split: bool, ahead: bool = False) -> KernelSpec:
     )  # fmt: skip
 
 
-_GROUPED = _grouped(True), _grouped(True, ahead=True), _grouped(False)
-KERNELS = (_RESIDENT, _decode(True), _decode(False), *_GROUPED, _PLAIN)
+KERNELS = (_RESIDENT, _decode(True), _decode(False), _grouped(True), _grouped(False), _PLAIN)
