@@ -94,9 +94,7 @@ _SLICES = "next_pow2(max(1, ceildiv(K * BN, 2048 * 16)))"
 _SLOTS = f"max(1, multiprocessors - (0 if {_SLICES} <= 2 else 12))"
 
 
-def _resident(
-    name: str, types: str, bits: int, targets: tuple[str, ...] = ("sm_90+",), pending: str = ""
-) -> KernelSpec:
+def _resident(name: str, types: str, bits: int, targets: tuple[str, ...] = ("sm_90+",)) -> KernelSpec:
     return KernelSpec(
         name=name,
         template="gemv_resident.cu.j2",
@@ -121,7 +119,6 @@ def _resident(
         min_blocks=1,
         estimate="2e-6 + 5e-7 * EARLY"  # x, which all wait for, stands behind what is asked for early
         f" + ceildiv(min(M, E) * ceildiv(N, BN) * {_SLICES}, {_SLOTS}) * (5.6e-6 + 1e-7 * M / E)",
-        pending=pending,
     )  # fmt: skip
 
 
@@ -132,7 +129,6 @@ KERNELS = (
         'T in ("float16", "bfloat16")',
         16,
         targets=("sm_90a", "sm_100f"),  # others have less shared memory
-        pending="no GPU has run its cases",
     ),
     _stream(
         "stream_cluster",
