@@ -276,7 +276,6 @@ def _pixels(flags: Mapping[str, str]) -> KernelSpec:
         template="group_forward_pixels.cu.j2",
         summary="channels last: teams of blocks, each with some groups in its shared memory, sums by the tensor cores",
         targets=LARGE,
-        pending="no GPU has run all of its cases",
         regions=("y",),
         programmatic=True,
         strides=("x", "y"),
