@@ -116,7 +116,6 @@ def _wgmma(kind: Kind, masked: bool) -> KernelSpec:
         f" * ceildiv(ceildiv(B * S, {128 if masked else 192}) * ceildiv({columns}, 192), multiprocessors)"
         f" + B * S * S * {'N // 3' if packed else 'N'} * 4 / {'3e14' if masked else '6.5e14'}"
         " * (0.6 if is_causal else 1)",
-        pending="not run on a GPU yet" if masked and rotary else "",
     )  # fmt: skip
 
 

@@ -129,7 +129,6 @@ def _wgmma(mask: str) -> KernelSpec:
         workspace=_STATISTICS,
         cooperative=True,
         estimate=f"1.2e-5 + {_work(mask)} / {_rate(mask, '5e14', '1.7e14', '1e14')} * (1.2 if D + E > 320 else 1)",
-        pending="not run on a GPU since it takes wide heads",
     )
 
 
