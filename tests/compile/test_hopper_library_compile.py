@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from hopper import TYPES, unit
@@ -92,6 +93,19 @@ def test_registers_move_where_the_launch_bounds_fix_them(tmp_path):
         assert ("'setmaxnreg' ignored" in log) == (not moved)
         text = listing(cubin, tmp_path)
         assert text is None or [text.count(f"USETMAXREG.{w}ALLOC") for w in ("TRY_", "DE")] == [moved, moved]
+
+
+def test_warps_take_no_more_registers_than_their_block_has():
+    """What the block was not launched with, at most 65536 in steps of 8 a thread, `setmaxnreg` waits for without end."""
+    call = re.compile(r"fr::registers_(in|de)crease<(?:\{\{ )?(\d+)(?: if [^}]+ else (\d+) \}\})?>")
+    pairs = []
+    for path in sorted(Path(__file__).parents[2].glob("plugins/*/*/templates/*.j2")):
+        ways = {way: [int(n) for n in numbers if n] for way, *numbers in call.findall(path.read_text())}
+        pairs += [(path.name, *pair) for pair in zip(ways.get("in", ()), ways.get("de", ()), strict=True)]
+    assert len(pairs) >= 9
+    for name, more, fewer in pairs:
+        pools = {threads: 65536 // threads // 8 * 8 * threads for threads in (384, 512)}
+        assert any(more * (t - 128) + fewer * 128 <= pool for t, pool in pools.items()), name
 
 
 @pytest.mark.parametrize("ctype", [t for t in TYPES if t != "float"])
