@@ -96,7 +96,7 @@ def test_registers_move_where_the_launch_bounds_fix_them(tmp_path):
 
 
 def test_warps_take_no_more_registers_than_their_block_has():
-    """What the block was not launched with, at most 65536 in steps of 8 a thread, `setmaxnreg` waits for without end."""
+    """`setmaxnreg` waits without end for what the block was not launched with: of 65536, in steps of 8 a thread."""
     call = re.compile(r"fr::registers_(in|de)crease<(?:\{\{ )?(\d+)(?: if [^}]+ else (\d+) \}\})?>")
     pairs = []
     for path in sorted(Path(__file__).parents[2].glob("plugins/*/*/templates/*.j2")):
