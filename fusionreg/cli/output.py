@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,11 @@ def _finite(value: Any) -> Any:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], status: int | None = None) -> None:
-    """Prints rows; column number ``status`` is coloured by its word."""
+    """Prints rows; column number ``status`` is coloured by its word. A pipe gets each row as one line, however long."""
+    if not sys.stdout.isatty():
+        lines = [title] if title else []
+        sys.stdout.writelines(f"{line}\n" for line in lines + _aligned([columns, *([str(c) for c in r] for r in rows)]))
+        return
     from rich.table import Table
     from rich.text import Text
 
@@ -64,6 +69,13 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], sta
         words = [str(c) for c in row]
         view.add_row(*(Text(w, STYLES.get(w, "red") if i == status else "") for i, w in enumerate(words)))
     console().print(view)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Words below one another; a word of several lines takes as many."""
+    lines = [line for row in rows for line in zip_longest(*(word.split("\n") for word in row), fillvalue="")]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(w.ljust(n) for w, n in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 @contextmanager

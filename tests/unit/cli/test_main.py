@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 import fusionreg
+from fusionreg.cli.output import table
 
 COMMANDS = ("list", "show", "plugins", "schema", "run", "match", "validate", "new", "repro", "doctor", "cache")
 
@@ -146,3 +148,20 @@ def test_a_plugin_adds_commands_and_takes_none_of_ours(site):
     assert shell("fusionreg list greet you", **env).returncode == 2
     listed = shell("fusionreg list", **env).stdout.split()
     assert "gemm.bias" in listed and "acme" not in listed
+
+
+def test_a_pipe_gets_each_row_as_one_line_and_a_terminal_a_table_of_its_width(capsys, monkeypatch):
+    rows = [("a", 1, "word " * 60 + "end"), ("long name", 22, "two\nlines")]
+    table("", ("name", "count", "text"), rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "name       count  text",
+        "a          1      " + "word " * 60 + "end",
+        "long name  22     two",
+        "                  lines",
+    ]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    table("", ("name", "count", "text"), rows)
+    lines = re.sub("\x1b.*?m", "", capsys.readouterr().out).splitlines()
+    assert len(lines) > 6 and max(map(len, lines)) <= 60
