@@ -156,3 +156,13 @@ def test_without_a_frontend_it_is_missing(monkeypatch):
 def test_versions_are_told(frontend):
     call = cudnn_attention.CudnnAttention()
     assert call.missing() == "" and call.version() == "cuDNN 91900, frontend 1.32.0"
+
+
+def test_few_queries_of_pages_are_decoded(catalog):
+    """A tile of the tensor cores is as much work with one query as when it is full."""
+    entry = catalog["attention.sdpa_paged"]
+    shapes = {"q": (16, 32, 1, 128), "k": (8192, 16, 8, 128), "v": (8192, 16, 8, 128)}
+    given = {n: Tensor.contiguous("bfloat16", s) for n, s in shapes.items()}
+    given |= {"table": Tensor.contiguous("int32", (16, 512)), "lengths": Tensor.contiguous("int64", (16,))}
+    made = bind(entry, given, {"scaling": "usual"}, "sm_90a")
+    assert select(entry, made, pending=True).accepted[0].kernel.name == "decode"

@@ -203,7 +203,11 @@ _PAGED = FusionSpec(
     ),
     kernels=(
         _tensor_core(
-            "B * H * ceildiv(Q, 16 * WARPS)", {"LENGTHS": "1", "PAGED": "1"}, "M * W", "B * H * Q * M * W", 4
+            "B * H * ceildiv(Q, 16 * WARPS)",
+            {"LENGTHS": "1", "PAGED": "1"},
+            "M * W",
+            "B * H * align(Q, 16 * WARPS) * M * W",
+            4,
         ),
         _plain("B * H * Q", {"LENGTHS": "1", "PAGED": "1"}, "M * W"),
     ),
