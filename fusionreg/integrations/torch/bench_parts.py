@@ -68,7 +68,7 @@ def _parts(graph: Graph, arrays: Mapping[str, Any]) -> Iterator[tuple[dict[str, 
 def _narrowed(a: Any, axes: tuple[int, int], at: tuple[tuple[int, int], ...]) -> Any:
     """A part of ``a`` along its axes of batch entries and heads; where it has none or is broadcast, all of it."""
     for axis, (place, count) in zip(axes, at, strict=True):
-        if axis >= 0 and a.shape[axis] > 1:
+        if 0 <= axis < a.ndim and a.shape[axis] > 1:
             each = a.shape[axis] // count
             a = a.narrow(axis, place * each, each)
     return a

@@ -15,14 +15,15 @@ OPS = kit.vocabulary()
 B, H, G, Q, K, D, E = 2, 6, 2, 5, 7, 16, 8
 SHAPES = {
     "q": (B, H, Q, D), "k": (B, G, K, D), "v": (B, G, K, E), "dy": (B, H, Q, E), "y": (B, H, Q, E), "lse": (B, H, Q),
+    "lengths": (B,),
 }  # fmt: skip
 
 
 def graph_of(op: str, operands: str, outputs: int, mask: tuple[int, ...] = ()):
     net = kit.Net()
     shapes = {**SHAPES, "mask": mask}
-    kinds = {"lse": "float32"} if "lse" in operands else {}
-    values = [net.input(n, kinds.get(n, "bfloat16"), shapes[n]) for n in operands.split()]
+    kinds = {"lse": "float32", "lengths": "int64"}
+    values = ["" if n == "-" else net.input(n, kinds.get(n, "bfloat16"), shapes[n]) for n in operands.split()]
     made = net.op(op, *values, outputs=outputs, is_causal=1)
     return net.build(list(made) if outputs > 1 else [made])
 
@@ -47,6 +48,7 @@ def counted(monkeypatch) -> list[int]:
         ("Attention", "q k v mask", 1, (H, 1, K)),
         ("Attention", "q k v mask", 1, (B, 1, 1, K)),
         ("Attention", "q k v mask", 1, (Q, K)),
+        ("Attention", "q k v - - - lengths", 1, ()),
         ("fusionreg::AttentionGrad", "dy q k v y lse", 3, ()),
     ],
 )
@@ -56,6 +58,8 @@ def test_parts_give_what_the_whole_gives(monkeypatch, op, operands, outputs, mas
     made = torch.Generator().manual_seed(3)
     arrays = {n: torch.randn(tuple(graph.values[n].shape), generator=made) for n in graph.inputs}
     arrays = {n: a if n == "lse" else a.to(torch.bfloat16) for n, a in arrays.items()}
+    if "lengths" in arrays:
+        arrays["lengths"] = torch.tensor([K, K - 2])
     seen = counted(monkeypatch)
     whole = bench_parts.evaluated(graph, arrays, OPS, mode)
     monkeypatch.setattr(bench_parts, "MOST", 8 * B * H * Q * K - 1)
