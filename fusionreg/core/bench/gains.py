@@ -48,7 +48,7 @@ class GainRow(Record):
     fusion: str
     workload: str
     kernel: str
-    """Name of the kernel that dispatch picked."""
+    """Name of the kernel that dispatch picks."""
     digest: str
     """Of that kernel; see ``shipped.kernel_digest``."""
     dtypes: FrozenDict[str, str]
@@ -60,7 +60,7 @@ class GainRow(Record):
     batch: tuple[int, ...] = ()
     """The leading ones."""
     absent: tuple[str, ...] | None = None
-    """Inputs that the site leaves out; None where nobody told."""
+    """Inputs that were left out; None where nobody told."""
     ms: float
     """Our median."""
     peers: FrozenDict[str, float]
@@ -151,19 +151,24 @@ def _rows(
             continue
         run = results.runs[result.run]
         target = run.environment.get("target", "")
-        kernel = next((k for k in entry.kernels if k.name == result.chosen), None)
         workload = next((w for w in entry.spec.workloads if w.name == result.workload), None)
         peers = {c.name: c.time.median for c in result.columns if c.time and not c.ours and not c.computes}
-        if kernel is None or workload is None or not peers:
+        if workload is None or not peers:
             continue
         try:
-            problem = Subject.of(entry, workload, target, catalog.ops).problem
+            subject = Subject.of(entry, workload, target, catalog.ops)
         except FusionregError:
             continue
-        facts = {**run.environment, "date": run.date}
+        ours = {c.name: c.time.median for c in result.columns if c.time and c.ours}
+        now = subject.chosen.kernel.name if subject.chosen is not None else ""
+        kernel = next((k for k in entry.kernels if k.name == (now if now in ours else result.chosen)), None)
+        if kernel is None:
+            continue
+        problem, facts = subject.problem, {**run.environment, "date": run.date}
         yield kernel, target, GainRow(
             fusion=result.fusion, workload=result.workload, kernel=kernel.name, digest=kernel_digest(kernel),
-            dtypes=problem.dtypes, choices=problem.choices, bytes=result.read + result.written, ms=result.ours_ms,
+            dtypes=problem.dtypes, choices=problem.choices, bytes=result.read + result.written,
+            absent=tuple(n for n in entry.inputs if n in workload.absent), ms=ours[kernel.name],
             peers=FrozenDict(peers), facts=FrozenDict({k: facts[k] for k in FACTS if k in facts}),
         )  # fmt: skip
 
@@ -199,10 +204,10 @@ class MeasuredGains:
     """(match, executor, bytes) → how the like of it measured against that executor; asked by the planner.
 
     Like is: the same fusion (of a derived one, that which it was derived from), choices and kernel, dtypes that are the
-    same or :data:`ALIKE`, all extents known, and at most :data:`NEAR` times as many bytes or as few; the nearest of
-    those. Attributes, dtypes that vectors alone have, and the order of axes in memory do not count, but what kernel
-    would run does. What was measured at a site of a model counts for its very extents and inputs alone, and before all
-    others.
+    same or :data:`ALIKE`, no input left out that the row has, all extents known, and at most :data:`NEAR` times as
+    many bytes or as few; the nearest of those. Attributes, dtypes that vectors alone have, and the order of axes in
+    memory do not count, but what kernel would run does. What was measured at a site of a model counts for its very
+    extents and inputs alone, and before all others.
 
     Args:
         catalog: the loaded fusions.
@@ -230,7 +235,7 @@ class MeasuredGains:
             and all(match.choices.get(k, v) == v for k, v in r.choices.items())
             and (column := next((c for c in executor.columns if r.peers.get(c)), ""))
             and r.bytes > 0
-            and (self._same(r, match) if r.axes else abs(log(size / r.bytes)) <= log(NEAR))
+            and (self._same(r, match) if r.axes else self._like(r, match) and abs(log(size / r.bytes)) <= log(NEAR))
         ]
         if not rows:
             return None
@@ -247,6 +252,10 @@ class MeasuredGains:
         if row.absent is not None and row.absent != absent(self._catalog[row.fusion], match):
             return False
         return row.batch == match.leading and all(match.axes.get(k) == v for k, v in row.axes.items())
+
+    def _like(self, row: GainRow, match: Match) -> bool:
+        """Whether the match leaves nothing out that was there, and took its time, when the row was measured."""
+        return row.absent is None or set(absent(self._catalog[row.fusion], match)) <= set(row.absent)
 
     def known(self, fusion: str) -> tuple[str, ...]:
         """Names of the workloads that there are rows of."""

@@ -69,6 +69,16 @@ def test_what_is_shipped_is_a_ratio_for_its_executor(tmp_path):
     assert asked(catalog, executor=ONNXRUNTIME) is None
 
 
+def test_the_kernel_that_dispatch_picks_by_now_counts(tmp_path):
+    """Another one may have been picked when all of them were measured."""
+    catalog = made(tmp_path / "plugin")
+    before = results(catalog, column("other", 3.0, ours=True), *COLUMNS)
+    row = before.rows[0].model_copy(update={"chosen": "other"})
+    (path,) = ship(before.model_copy(update={"rows": (row,)}), (), catalog)
+    assert [(r.kernel, r.ms) for r in read(path).rows] == [("plain", 1.0)]
+    assert asked(catalog).ratio == 0.25
+
+
 def test_it_tells_of_its_like_alone(tmp_path):
     catalog = made(tmp_path / "plugin")
     ship(results(catalog, *COLUMNS), (), catalog)
