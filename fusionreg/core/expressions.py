@@ -226,10 +226,8 @@ def _parsed(text: str) -> _Parsed:
     """Of an expression that may read every name: most stand in several kernels."""
     checker = _Checker(text, None, None, "")
     function = _function(_parse(text, checker), text)
-    return _Parsed(
-        frozenset(checker.names), frozenset(checker.tensors), frozenset(checker.features),
-        frozenset(checker.predicates), function,
-    )  # fmt: skip
+    names, tensors, features, predicates = checker.names, checker.tensors, checker.features, checker.predicates
+    return _Parsed(frozenset(names), frozenset(tensors), frozenset(features), frozenset(predicates), function)
 
 
 def _function(body: ast.expr, name: str) -> FunctionType:
@@ -252,9 +250,10 @@ class Expression:
         features: the target features that ``has`` names.
         predicates: the predicates it calls; the environment must supply each as a callable.
         whom: whose it is, for messages.
+        function: what it compiled to.
     """
 
-    __slots__ = ("_function", "features", "names", "predicates", "tensors", "text", "whom")
+    __slots__ = ("features", "function", "names", "predicates", "tensors", "text", "whom")
 
     text: str
     names: frozenset[str]
@@ -262,7 +261,7 @@ class Expression:
     features: frozenset[str]
     predicates: frozenset[str]
     whom: str
-    _function: FunctionType
+    function: FunctionType
 
     @classmethod
     def parse(
@@ -289,22 +288,14 @@ class Expression:
             _parse(text, _Checker(text, known, tensors, whom))  # which raises, and says where the expression stands
             found = _parsed(text.strip())
         self = object.__new__(cls)
-        for field, value in (
-            ("text", text.strip()),
-            ("names", found.names),
-            ("tensors", found.tensors),
-            ("features", found.features),
-            ("predicates", found.predicates),
-            ("whom", whom),
-            ("_function", found.function),
-        ):
+        for field, value in zip(("text", "whom", *_Parsed._fields), (text.strip(), whom, *found), strict=True):
             object.__setattr__(self, field, value)
         return self
 
     def __call__(self, env: Mapping[str, Any]) -> Any:
         """Its value; names are looked up only where evaluation reaches them. :class:`ExpressionError` when it fails."""
         try:
-            value = self._function(env)
+            value = self.function(env)
         except Exception as e:
             raise _failed(self, env, e) from None
         if type(value) is int and not -INT_MAX <= value <= INT_MAX:

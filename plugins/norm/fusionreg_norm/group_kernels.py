@@ -224,6 +224,15 @@ def _last(
     )
 
 
+def _of_pixels(few: str) -> tuple[str, ...]:
+    """What kernels require that take eight pixels of 16 bits at a time, channels last; ``few``: of which numbers."""
+    return (
+        "bits(T) == 16", LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW,
+        "aligned(scale, 16) and aligned(bias, 16)", few,
+        "S * stride(x, 2) < 2147483648 and S * stride(y, 2) < 2147483648",
+    )  # fmt: skip
+
+
 def _tiles(
     name: str, blocks: str, summary: str, flags: Mapping[str, str], params: Mapping[str, Any], grid: bool = False,
     **fields: Any,
@@ -239,11 +248,7 @@ def _tiles(
         targets=LARGE if grid else "sm_90+",
         programmatic=not grid,
         strides=("x", "y"),
-        requires=(
-            "bits(T) == 16", LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW,
-            "aligned(scale, 16) and aligned(bias, 16)", "C < 2147483648",
-            "S * stride(x, 2) < 2147483648 and S * stride(y, 2) < 2147483648",
-        ),
+        requires=_of_pixels("C < 2147483648"),
         params={
             "SLICE": (1, 2, 4, 8, 16, 32), **params, "VEC": (8, 4), "TILES": (1, 2, 3), "THREADS": (640, 320, 512, 768),
         },
@@ -279,11 +284,7 @@ def _pixels(flags: Mapping[str, str]) -> KernelSpec:
         regions=("y",),
         programmatic=True,
         strides=("x", "y"),
-        requires=(
-            "bits(T) == 16", LAST.format("x"), LAST.format("y"), "aligned(x, 16) and aligned(y, 16)", "S % 8 == 0", FEW,
-            "aligned(scale, 16) and aligned(bias, 16)", "C < 2147483648 and N * groups < 2147483648",
-            "S * stride(x, 2) < 2147483648 and S * stride(y, 2) < 2147483648",
-        ),
+        requires=_of_pixels("C < 2147483648 and N * groups < 2147483648"),
         params={
             "SLICE": (1, 2, 4, 8, 16, 32), "TEAMS": (1, 2, 4, 8, 16, 32), "TILES": (1, 2, 3, 4, 5, 6, 7, 8),
             "THREADS": (640,),
