@@ -248,6 +248,9 @@ class Emitter:
         return self.constant(_literal(operand.value, dtype), "literal")
 
     def constant(self, array: Any, stem: str) -> str:
+        import numpy as np
+
+        array = np.asarray(array)  # arithmetic on arrays of no axes gives numbers, which no kernel takes
         name = self.names.fresh(f"{self.site.found.root.name}_{stem}")
         kind = array.dtype.name
         self.constants[name] = array
