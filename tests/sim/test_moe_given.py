@@ -29,17 +29,24 @@ def exact(x, ids, weights, gate_up, down):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "tokens"), [("decode", 8), ("decode", 1), ("tiles", 70), ("wgmma", 40), ("plain", 6)]
+    ("kernel", "tokens", "kind"),
+    [
+        ("decode", 8, np.int32),
+        ("decode", 1, np.int64),
+        ("tiles", 70, np.int32),
+        ("wgmma", 40, np.int32),
+        ("plain", 6, np.int32),
+    ],
 )
-def test_ids_of_any_kind(kernel, tokens, sim_cache, monkeypatch):
+def test_ids_of_any_kind(kernel, tokens, kind, sim_cache, monkeypatch):
     rng = np.random.default_rng(7)
     bf16 = ml_dtypes.bfloat16
     x = rng.standard_normal((tokens, D)).astype(bf16)
     gate_up = (rng.standard_normal((E, 2 * I, D)) / 8).astype(bf16)
     down = (rng.standard_normal((E, D, I)) / 6).astype(bf16)
     gate_up[3], down[3] = np.nan, np.nan  # which nobody names
-    choices = np.array([-1, 0, 0, 1, 2, 4, E, 2**40])
-    ids = rng.choice(choices, (tokens, 4))
+    choices = np.array([-1, 0, 0, 1, 2, 4, E, 2**40 if kind is np.int64 else 2**31 - 1])
+    ids = rng.choice(choices, (tokens, 4)).astype(kind)
     ids[0] = (2, 2, 2, 2)
     weights = rng.standard_normal((tokens, 4)).astype(np.float32)
     monkeypatch.setattr(dispatch, "bind", lambda *problem: bind(*problem[:4], 3))
@@ -53,14 +60,15 @@ def test_ids_of_any_kind(kernel, tokens, sim_cache, monkeypatch):
     assert not nobody.astype(np.float32).any()
 
 
-@pytest.mark.parametrize("kernel", ["wgmma", "tensor_core", "plain"])
-def test_gradients_are_torch_s(kernel, sim_cache):
+@pytest.mark.parametrize(("kernel", "kind"), [("wgmma", np.int32), ("tensor_core", np.int32), ("plain", np.int64)])
+def test_gradients_are_torch_s(kernel, kind, sim_cache):
     """Of tokens, weights and matrices; a choice of no expert has none, nor has an expert that nobody names."""
     rng, tokens, width, hidden = np.random.default_rng(9), 45, 64, 40
     dy, x = (rng.standard_normal((tokens, width)).astype(np.float16) for _ in range(2))
     gate_up = (rng.standard_normal((E, 2 * hidden, width)) / 8).astype(np.float16)
     down = (rng.standard_normal((E, width, hidden)) / 6).astype(np.float16)
-    ids = rng.choice(np.array([-1, 0, 1, 2, 4, E, 2**40]), (tokens, 3))
+    far = 2**40 if kind is np.int64 else 2**31 - 1
+    ids = rng.choice(np.array([-1, 0, 1, 2, 4, E, far]), (tokens, 3)).astype(kind)
     ids[0], ids[1] = (2, 2, 2), -1
     weights = rng.standard_normal(ids.shape).astype(np.float32)
     leaves = [torch.from_numpy(v.astype(np.float64)).requires_grad_() for v in (x, weights, gate_up, down)]

@@ -9,24 +9,26 @@ from fusionreg.core.spec import Backward, Case, FusionSpec, KernelSpec, Toleranc
 
 from .routed import ROUTED_FFN, ROUTING
 from .routed_backward import ROUTED_FFN_BACKWARD
-from .routed_kernels import WIDE
 from .routed_quantized import ROUTED_FFN_W4A16, ROUTED_FFN_W8A16
 
-_INPUTS = {"ids": "int64[M top_k]", "weights": "R[M top_k]"}
+_INPUTS = {"ids": "N[M top_k]", "weights": "R[M top_k]"}
 #: Extents of cases of weights that are not quantised.
 _SMALL = {"D": 72, "E": 4, "J": 80, "I": 40}
 #: What only routers have.
 _OF_ROUTERS = ("top_k", "scoring", "renormalise", "scale")
 
 
-def _kernel(kernel: KernelSpec, pending: str = "") -> KernelSpec:
+PENDING = "not run on a GPU since ids may be of 32 bits"
+
+
+def _kernel(kernel: KernelSpec) -> KernelSpec:
     """One of routed experts that reads their choice in place of the router's logits."""
     return kernel.model_copy(
         update={
             "constants": {**kernel.constants, "scoring": "0"},  # templates read: there is none
             "specialize": ("top_k",),
             "strides": tuple(name for name in kernel.strides if name != "logits"),
-            "pending": pending,
+            "pending": PENDING,
         }
     )
 
@@ -81,6 +83,7 @@ def _given(spec: FusionSpec, words: str, small: dict[str, int]) -> FusionSpec:
         dtypes={
             **{n: kinds for n, kinds in spec.dtypes.items() if n != "L"},
             "R": ("float32",) if scaled else ("float32", "float16", "bfloat16"),
+            "N": ("int64", "int32"),
         },
         axes={**spec.axes, "top_k": "experts of a token"},
         extents={**spec.extents, "top_k": 2},
@@ -103,7 +106,7 @@ def _given(spec: FusionSpec, words: str, small: dict[str, int]) -> FusionSpec:
         )
         if "float32" in spec.dtypes["T"]
         else (),
-        kernels=tuple(_kernel(k, WIDE.pending if k.name == WIDE.name else "") for k in spec.kernels),
+        kernels=tuple(_kernel(k) for k in spec.kernels),
         tags=spec.tags,
     )
 
