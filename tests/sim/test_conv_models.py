@@ -228,6 +228,14 @@ def test_what_no_kernel_is_fast_on_stays_with_the_library(fusions, kind, order, 
     assert [match.fusion for match in plan.chosen if match.fusion.startswith("conv.")] == taken
 
 
+def test_a_layer_of_a_detector_is_taken(fusions):
+    """SiLU behind the normalisation, in the convolution's epilogue: that kernel was measured, too."""
+    module = trained(Block(64, 64, act=nn.SiLU())).half().to(memory_format=torch.channels_last)
+    x = torch.empty(16, 64, 80, 80, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+    plan = fusions.plan(module, x, policy="balanced")
+    assert [match.base for match in plan.chosen] == ["conv.conv_bn"]
+
+
 def test_a_convolution_alone_stays_with_the_library(fusions):
     """It matches, since a folded normalisation leaves no more than that in front of what joins the slot."""
     module = nn.Conv2d(64, 64, 3, padding=1, dtype=torch.float16).to(memory_format=torch.channels_last)

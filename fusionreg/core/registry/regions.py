@@ -40,8 +40,7 @@ def derive(base: FusionEntry, region: Region, ops: Mapping[str, OpSpec]) -> Fusi
         workloads=region.workloads,
         tags=(*base.spec.tags, *region.tags),
     )
-    inside = tuple(base.spec.dtypes)
-    entry, errors = check_fusion(spec, ops, base.plugin, base.distribution, base.version, inside)
+    entry, errors = check_fusion(spec, ops, base.plugin, base.distribution, base.version, base.spec.dtypes)
     if entry is None:
         raise errors[0]
     kept = {n for n in region.slots if n in base.inputs and n in region.outputs}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
 from typing import Any
 
 from ..dtypes import DTYPES
 from ..errors import SpecError, UnknownNameError
-from ..frozen import FrozenDict
+from ..frozen import EMPTY, FrozenDict
 from ..pattern.instantiate import AttributeName, PatternGraph, parse_pattern
 from ..registry.entries import FusionEntry
 from ..spec import REQUIRED, FusionSpec, OpSpec
@@ -32,11 +33,12 @@ def check_fusion(
     plugin: str,
     distribution: str = "",
     version: str = "",
-    inside: Collection[str] = (),
+    inside: Mapping[str, tuple[str, ...]] = EMPTY,
 ) -> tuple[FusionEntry | None, list[SpecError]]:
     """The entry (without kernels), or None with everything that is wrong.
 
-    ``inside``: dtype variables that interior values have, so that no tensor need have them.
+    ``inside``: dtype variables of the fusion that it is derived from: no tensor need have them, since interior values
+    may, and conditions may compare them with whatever they can be there.
     """
     problems = Problems(plugin, spec.name)
     if spec.open:
@@ -74,6 +76,7 @@ def check_fusion(
         if place not in inputs or spec.inputs[place] != spec.outputs.get(output):
             problems.add("aliases", f"{output} in {place}", "an output, and an input of its type")
     scope = fusion_scope(entry)
+    scope = replace(scope, words={**scope.words, **inside})
     parsed = [problems.expression(f"constraints[{i}]", text, scope) for i, text in enumerate(spec.constraints)]
     constraints = tuple(c for c in parsed if c is not None)
     if not problems.found:
