@@ -7,7 +7,6 @@ a process that hangs or dies at a site costs that site alone, and nobody asks fo
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -16,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from tempfile import TemporaryFile
 from threading import Lock, RLock, Timer
 from typing import IO, TYPE_CHECKING, Any
@@ -27,6 +25,7 @@ from fusionreg.core.bench.tuned import TunedParameters
 from fusionreg.core.cache import Cache
 from fusionreg.core.errors import FusionregError, LaunchError
 from fusionreg.core.registry.catalog import load
+from fusionreg.core.turns import turn
 
 if TYPE_CHECKING:
     from fusionreg.core.registry.catalog import Catalog
@@ -161,29 +160,6 @@ class Measurer:
         return ready
 
 
-@contextmanager
-def _turn(cache: Cache, name: str, seconds: float) -> Iterator[None]:
-    """``name`` to oneself, as far as others that measure on this machine are concerned: a device, the rows.
-
-    :class:`LaunchError` where that takes longer.
-    """
-    if cache.path is None:
-        yield
-        return
-    cache.path.mkdir(parents=True, exist_ok=True)
-    with open(cache.path / f"measuring-{name}.lock", "w") as lock:
-        end = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise LaunchError("cannot measure", f"on {name}", "others do", "a turn in time") from None
-                time.sleep(0.05)
-        yield
-
-
 class _Worker:
     def __init__(self) -> None:
         self.catalog: Catalog = load()
@@ -202,7 +178,7 @@ class _Worker:
             bench, tuned = self.benches[device], TunedParameters()
             rows: list[GainRow] = []
             if job["do"] == "measure":
-                with _turn(self.cache, f"device-{device}", job["seconds"]):
+                with turn(self.cache, f"device-{device}", job["seconds"]):
                     rows += measured(sites, bench, self.catalog, tuned)
             for subject in subjects(sites, bench, self.catalog, tuned):
                 if job["do"] == "compile":
@@ -210,7 +186,7 @@ class _Worker:
                 elif job["do"] == "write off":
                     rows.append(row_of(subject, bench))
         if rows:
-            with _turn(self.cache, "rows", PATIENCE):
+            with turn(self.cache, "rows", PATIENCE):
                 keep_rows(bench.target, rows, self.catalog, self.cache)
 
 

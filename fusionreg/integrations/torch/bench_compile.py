@@ -8,15 +8,17 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._inductor.runtime import benchmarking
 
 from fusionreg.core.bench import Subject
 from fusionreg.core.compiler import compile_source
 from fusionreg.core.render import render
+from fusionreg.core.turns import turn
 
 from .bench_arrays import arrays_of
 from .library_peers import library_peers
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from fusionreg.core.problem import Candidate
 
 COMPILE_MODE = "max-autotune-no-cudagraphs"
+#: Seconds after which a process no longer waits for its turn to tune.
+PATIENCE = 120.0
 #: Libraries whose kernels are compiled at their first call, and kept.
 _COMPILING = ("liger", "quack")
 
@@ -89,10 +93,54 @@ def compile_all(
     failed = list(compile_ours([subject], cache))
     for name, work in works:
         try:
-            work()
+            with tuning_alone(cache, _place(device)):
+                work()
         except Exception as error:  # whatever a peer's compiler raises is that peer's reason
             failed.append(_failed(name, error))
     return tuple(failed)
+
+
+@contextmanager
+def tuning_alone(cache: Cache, device: str) -> Iterator[None]:
+    """Inductor's tuner times its candidates one at a time on a device, whatever other processes prepare there: what
+    competes is then what it picks on a device of its own."""
+    held = 0
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        nonlocal held
+        with nullcontext() if held else turn(cache, device, PATIENCE):
+            held += 1
+            try:
+                yield
+            finally:
+                held -= 1
+
+    set_context = getattr(benchmarking, "set_gpu_benchmark_lock_context", None)
+    if set_context is not None:  # torch 2.13
+        before = set_context(alone)
+        try:
+            yield
+        finally:
+            set_context(before)
+        return
+    tuner: Any = benchmarking.benchmarker
+    timed = tuner.benchmark_gpu
+    tuner.benchmark_gpu = lambda *a, **k: _inside(alone(), partial(timed, *a, **k))
+    try:
+        yield
+    finally:
+        del tuner.benchmark_gpu
+
+
+def _inside(context: AbstractContextManager[None], call: Callable[[], Any]) -> Any:
+    with context:
+        return call()
+
+
+def _place(device: str) -> str:
+    """A name of the device that all processes of the machine have for it."""
+    return f"device-{torch.cuda.get_device_properties(device).uuid}" if device != "cpu" else device
 
 
 def _failed(name: str, error: Exception) -> str:

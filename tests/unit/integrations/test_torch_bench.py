@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 torch = pytest.importorskip("torch")
-
 import graphs as kit  # noqa: E402
 import plugin_kit  # noqa: E402
 from catalogs import shipped  # noqa: E402
+from torch._inductor.runtime import benchmarking  # noqa: E402
 
 from fusionreg.benching import bench  # noqa: E402
 from fusionreg.core.bench import Subject  # noqa: E402
@@ -20,6 +20,7 @@ from fusionreg.core.errors import LaunchError, MissingDependencyError, UnknownNa
 from fusionreg.core.frozen import FrozenDict  # noqa: E402
 from fusionreg.core.render import render  # noqa: E402
 from fusionreg.core.spec import Tolerance, Workload  # noqa: E402
+from fusionreg.core.turns import turn  # noqa: E402
 from fusionreg.integrations.torch import bench as home  # noqa: E402
 from fusionreg.integrations.torch import bench_compile as ahead  # noqa: E402
 from fusionreg.integrations.torch.bench import TorchBench, Workbench  # noqa: E402
@@ -362,3 +363,27 @@ class TestVerifier:
     def test_an_anchor_has_its_own_reference(self) -> None:
         assert self.verifier.check((self.right * 2,), (self.verifier.exact[0] * 2,)).ok
         assert not self.verifier.check((self.right * 2,)).ok
+
+
+def test_one_process_tunes_at_a_time(tmp_path) -> None:
+    cache, alone = Cache(tmp_path), getattr(benchmarking, "maybe_gpu_benchmark_lock", None)
+    timed = []
+
+    def candidate(*_, **__):
+        with pytest.raises(LaunchError), turn(cache, "cpu", 0.0):
+            pass
+        timed.append(candidate)
+        return 1.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        if alone is None:
+            patch.setattr(type(benchmarking.benchmarker), "benchmark_gpu", candidate)
+        with ahead.tuning_alone(cache, "cpu"):
+            if alone is None:
+                benchmarking.benchmarker.benchmark_gpu(candidate)
+            else:
+                with alone(), alone():  # its helpers call one another
+                    candidate()
+            with turn(cache, "cpu", 0.0):  # between candidates others may
+                pass
+    assert timed == [candidate]
