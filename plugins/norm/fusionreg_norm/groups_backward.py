@@ -5,10 +5,13 @@ Statistics, Swish and mask are computed from the forward pass's inputs again: no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fusionreg.core.spec import Case, FusionSpec, KernelSpec, Region, Tolerance
 
+from .group_kernels import LARGE, WIDTH
+from .group_kernels import LAST as LAST_EIGHT
 from .groups import AFFINE, AXES, DIVIDES, FEW, GROUP_TOLERANCE, GROUPS, MAP, NORM_STEP, SWISH_DROPOUT, group_cases
 from .groups_backward_workloads import workloads
 from .rows import DROPOUT, EPSILON, RNG
@@ -20,6 +23,8 @@ WHOLE = (
 )
 #: Whether the channels of a pixel are neighbours, and four of them can be reached at once.
 LAST = "stride({0}, 1) == 1 and stride({0}, 0) % 4 == 0 and stride({0}, 2) % 4 == 0 and aligned({0}, 16)"
+#: Rows of a block's threads, each with four channels of a slice.
+ROWS = f"(THREADS // max(1, {WIDTH} // 4))"
 #: Bits of a group.
 SIZE = "C // groups * S * bits(T)"
 #: A warp's elements are of one channel, or of two at most and a chunk's of one, or those of 8 lanes.
@@ -122,6 +127,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             estimate=f"9e-6 + {BYTES} / (2e12 if WIDE else 2e11) * (1 if AT_ONCE * C * S * bits(T) < {CACHED} else 2) "
             "+ ceildiv(N, AT_ONCE) * 8e-6",
         ),
+        _pixels(flags),
         KernelSpec(
             name="team",
             template="group_backward_chip.cu.j2",
@@ -173,6 +179,44 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             estimate=f"7e-6 + {BYTES} / 4e12 * (1 if SPAN == 'warp' else 1.1 if SPAN == 'chunk' else 1.3) * "
             f"max(1, K * ITEMS * 32768 / ({SIZE})) + 1e-6 / ITEMS",
         ),
+    )
+
+
+def _pixels(flags: Mapping[str, str]) -> KernelSpec:
+    """Slices of groups, channels last, in the registers of teams: moments by the tensor cores."""
+    blocks, each = f"ceildiv(S // 8, {ROWS})", f"ceildiv(S // 8, ceildiv(S // 8, {ROWS}))"
+    units = "N * (groups // SLICE)"
+    teams = f"max(1, min({units}, multiprocessors // {blocks}))"
+    stage = f"({each} * 256 * ({WIDTH} // 16 * 2 + 1))"
+    others = f"(max({WIDTH}, THREADS // 4) * 8 + max({WIDTH}, THREADS) * 8 + THREADS * 32)"
+    stages = f"min(3, (229376 - {others}) // {stage})"
+    return KernelSpec(
+        name="last_pixels",
+        template="group_backward_pixels.cu.j2",
+        summary="channels last: some groups in the registers of a team of blocks, read once, the next ones coming",
+        targets=LARGE,
+        strides=("dy", "x", "dx"),
+        requires=(
+            "bits(T) == 16", *(LAST_EIGHT.format(t) for t in ("dy", "x", "dx")), "aligned(x, 16)", "aligned(dy, 16)",
+            "aligned(dx, 16)", "aligned(scale, 16) and aligned(bias, 16)", "S % 8 == 0 and S >= 8", FEW,
+            "C < 2147483648 and N * groups < 2147483648",
+            "S * stride(x, 2) < 2147483648 and S * stride(dy, 2) < 2147483648 and S * stride(dx, 2) < 2147483648",
+        ),
+        params={"SLICE": (1, 2, 4, 8, 16, 32), "STAGES": (3, 2), "THREADS": (640, 512)},
+        valid=(
+            f"groups % SLICE == 0 and {WIDTH} % 8 == 0 and {WIDTH} <= THREADS",
+            f"{blocks} <= multiprocessors",
+            f"STAGES == {stages}",
+        ),
+        constants={**flags, "PACKED": "1"},
+        grid=f"{teams} * {blocks}",
+        block="THREADS",
+        cooperative=True,
+        shared_memory=f"STAGES * {stage} + {others}",
+        workspace=f"N * groups * {blocks} * 16 + N * C * {blocks} * 8",
+        min_blocks=1,
+        pending="not run on a GPU yet",
+        estimate=f"9e-6 + ceildiv({units}, {teams}) * (2.5e-6 + 8e-8 * THREADS / 16 + SLICE * {blocks} * 7e-10)",
     )
 
 
