@@ -5,12 +5,13 @@ from __future__ import annotations
 from fusionreg.core.spec import Workload
 
 
-def _causal(batch: int, heads: int, groups: int, length: int, width: int) -> Workload:
+def _causal(batch: int, heads: int, groups: int, length: int, width: int, of_v: int = 0, row: str = "S12") -> Workload:
+    """``of_v``: the width of a head of v, where that is another."""
     shape = f"{batch}x{heads}" + (f".{groups}" if groups != heads else "")
     return Workload(
-        name=f"causal-{shape}x{length}x{width}",
-        row="S12",
-        axes={"B": batch, "H": heads, "G": groups, "Q": length, "K": length, "D": width, "E": width},
+        name=f"causal-{shape}x{length}x{width}" + (f".{of_v}" if of_v else ""),
+        row=row,
+        axes={"B": batch, "H": heads, "G": groups, "Q": length, "K": length, "D": width, "E": of_v or width},
         dtypes={"T": "bfloat16"},
         attributes={"is_causal": 1, "scaling": "usual"},
         summary="a layer of a decoder in training or prefill",
@@ -58,6 +59,7 @@ GRADIENT_WORKLOADS = (
     _causal(1, 32, 32, 4096, 128),
     _causal(1, 16, 16, 16384, 128),
     _causal(4, 32, 32, 4096, 64),
+    *(_causal(1, 32, 32, 4096, *widths, row="S12 more") for widths in ((96,), (192, 128), (256,))),
 )
 
 #: A cache of keys of which sequences have filled a part, and sentences of several lengths.
