@@ -53,7 +53,8 @@ def _fused(kind: Kind) -> KernelSpec:
         min_blocks=2,
         shared_memory="max(40960, 640 * (D + 8))",
         workspace=f"max(B * S, 1) * {columns} * 2",
-        estimate=f"1e-5 + B * S * C * {columns} * 2 / 2e14 + B * S * S * {'N // 3' if packed else 'N'} * 4 / 1.5e14",
+        estimate=f"1.1e-5 + ceildiv(ceildiv(B * S, 64) * ({tiles}), 2 * multiprocessors) * ceildiv(C, 64) * 1.1e-6"
+        f" + B * S * S * {'N // 3' if packed else 'N'} * 4 / 1.5e14",
     )
 
 
@@ -112,7 +113,7 @@ def _wgmma(kind: Kind, masked: bool) -> KernelSpec:
         min_blocks=1,
         shared_memory="ROOM + (2 * STAGES + 10) * 8",
         workspace=f"max(1, {parts}) * {columns} * 128",
-        estimate="1.4e-5 + ceildiv(C, 64) * 8e-7"
+        estimate="1.2e-5 + ceildiv(C, 64) * 8e-7"
         f" * ceildiv(ceildiv(B * S, {128 if masked else 192}) * ceildiv({columns}, 192), multiprocessors)"
         f" + B * S * S * {'N // 3' if packed else 'N'} * 4 / {'3e14' if masked else '6.5e14'}"
         " * (0.6 if is_causal else 1)",
