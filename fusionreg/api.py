@@ -210,8 +210,9 @@ class Registry(Mapping[str, FusionEntry]):
     def _find(self, graph: Graph, explain: bool = False) -> Matches:
         return matcher.find(graph, self._fusions, self.catalog.ops, explain=explain, maker=self._maker)
 
-    def _shared(self, graph: Graph, legal: Iterable[Match]) -> Iterator[Match]:
-        return shared(graph, [f for f in self._fusions if not f.spec.open], self.catalog.ops, legal)
+    def _shared(self, graph: Graph, legal: Iterable[Match], policy: Policy) -> Iterator[Match]:
+        closed = [f for f in self._fusions if not f.spec.open]
+        return shared(graph, closed, self.catalog.ops, legal, light=policy != "aggressive")
 
     def _regions(
         self, graph: Graph, taken: Collection[str] = (), near: list[FailedMatch] | None = None
@@ -254,8 +255,7 @@ class Registry(Mapping[str, FusionEntry]):
             opened = self._open(model, example)
             graph, strides = opened.graph, strides or opened.laid
         found = (self._find(graph) if matches is None else matches).matches
-        if policy == "aggressive":
-            found = (*found, *self._shared(graph, found))
+        found = (*found, *self._shared(graph, found, policy))
 
         def laid(matches: Iterable[Match]) -> tuple[Match, ...]:
             return tuple(matches if strides is None else (replace(m, strides=FrozenDict(strides(m))) for m in matches))
@@ -343,7 +343,7 @@ class Registry(Mapping[str, FusionEntry]):
         fusions of its regions."""
         check_graph(plan, graph)
         legal = self._find(graph).matches
-        kept = self._shared(graph, legal) if any(m.kept for m in plan.chosen) else ()
+        kept = self._shared(graph, legal, plan.policy) if any(m.kept for m in plan.chosen) else ()
         found = {(m.fusion, m.nodes): m for m in (*legal, *kept)}
         for m in plan.chosen:
             if m.captured:

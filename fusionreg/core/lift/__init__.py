@@ -12,6 +12,7 @@ from ..rewrite import eliminate_dead, fold_constants
 from .engine import Compiled, Rule, compile_rules, relevant, run
 from .expert_loops import lift_loops
 from .lengths import lift_lengths
+from .merging import merge_indices
 from .routers import lift_routers
 from .rules import EARLY, LATE, RULES
 from .site import Site
@@ -39,7 +40,7 @@ def lift(
         lifted = eliminate_dead(lift_routers(lift_loops(lifted, ops, log), ops, log))
         if lifted.nodes == graph.nodes:
             late = _rewritten(lifted, LATE, ops, log)
-            return late if differentiated else eliminate_dead(lift_lengths(late, ops, log))
+            return eliminate_dead(merge_indices(late if differentiated else lift_lengths(late, ops, log)))
         graph = lifted
 
 

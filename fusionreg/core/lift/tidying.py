@@ -109,6 +109,25 @@ def _one_of(site: Site) -> Mapping[str, Any] | None:
     return {"index": np.asarray(begin, np.int64), "axis": axis} if end - begin == 1 else None
 
 
+def _above_minus_one(site: Site) -> Mapping[str, Any] | None:
+    """A whole number is above -1 where it is 0 or more."""
+    import numpy as np
+
+    c, row = site.array("c"), DTYPES[site.value("x").dtype]
+    whole = c is not None and not row.floating and bool((c == -1).all())
+    return {"zero": np.zeros_like(c)} if whole else None
+
+
+def _only(site: Site) -> Mapping[str, Any] | None:
+    """The element of an axis that has one: x without the axis."""
+    import numpy as np
+
+    index, shape, axis = site.array("i"), site.shape("x"), site.attribute("axis")
+    if index is None or index.ndim or int(index) not in (0, -1) or shape is None or shape[axis] != 1:
+        return None
+    return {"axes": np.asarray([axis % len(shape)], np.int64)}
+
+
 def _no_lower(site: Site) -> bool:
     return site.number("c") == -inf
 
@@ -231,3 +250,10 @@ RULES: tuple[Rule, ...] = (
     *_plain_reductions(),
     *_kept_dims(),
 )
+
+LATE: tuple[Rule, ...] = (
+    Rule("from_zero", "y = Greater(x, c)", "y = GreaterOrEqual(x, zero)", derive=_above_minus_one),
+    Rule("below_zero", "y = LessOrEqual(x, c)", "y = Less(x, zero)", derive=_above_minus_one),
+    Rule("only_element", "y = Gather(x, i, axis=axis)", "y = Squeeze(x, axes)", derive=_only),
+)
+"""How fusions write what people write otherwise, too."""

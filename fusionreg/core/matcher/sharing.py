@@ -6,9 +6,11 @@ wherever running a node twice is; whether it pays, the planner says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from ..ir import Graph
+from ..dtypes import DTYPES
+from ..ir import Graph, Node
+from ..pattern.instantiate import PatternGraph
 from ..spec import OpSpec
 from .checks import Checker, Fusion, Refused
 from .match import Bindings, Match
@@ -22,16 +24,23 @@ RANDOM = frozenset({"fusionreg::Dropout", "Dropout"})
 
 
 def shared(
-    graph: Graph, fusions: Iterable[Fusion], ops: Mapping[str, OpSpec], legal: Iterable[Match]
+    graph: Graph, fusions: Iterable[Fusion], ops: Mapping[str, OpSpec], legal: Iterable[Match], light: bool = False
 ) -> Iterator[Match]:
     """For each root and fusion the largest such site that is larger than what is legal there as it stands.
 
     Args:
         graph, fusions, ops: as for :func:`.find.find`.
         legal: what that found.
+        light: only sites beside which nothing runs but what makes indices and masks, as all layers of a model read
+            them: running that takes as good as nothing.
     """
     entries = sorted(fusions, key=lambda f: (f.spec.name, f.plugin))
     patterns = [(f, s) for f in entries for s in range(len(f.patterns))]
+    if light:
+        read = {n.op for n in graph.nodes if _light(graph, n) and len(graph.consumers.get(n.outputs[0], ())) > 1}
+        patterns = [(f, s) for f, s in patterns if _calls(f.patterns[s], read)] if read else []
+        if not patterns:
+            return
     index = PatternIndex([f.patterns[s] for f, s in patterns], ops)
     view, checkers = View(graph), {id(f): Checker(f, ops) for f in entries}
     largest: dict[tuple[str, str, str], int] = {}
@@ -45,6 +54,8 @@ def shared(
             if tried == MOST:
                 break
             kept = beside(view, b)
+            if light and not all(_light(graph, graph.node_by_name[n]) for n in kept):
+                continue
             if not kept or len(b.nodes) <= largest.get((node.name, fusion.spec.name, fusion.plugin), 0):
                 continue
             try:
@@ -55,6 +66,16 @@ def shared(
             if at not in best or _order(found) > _order(best[at]):
                 best[at] = found
     yield from (best[at] for at in sorted(best))
+
+
+def _light(graph: Graph, n: Node) -> bool:
+    """Whether a node makes indices, or truths."""
+    row = DTYPES.get(graph.values[n.outputs[0]].dtype) if len(n.outputs) == 1 else None
+    return row is not None and not row.floating
+
+
+def _calls(pattern: PatternGraph, names: Collection[str]) -> bool:
+    return any(a.op in names for s in pattern.steps for a in s.alternatives)
 
 
 def _order(m: Match) -> tuple[int, int]:

@@ -42,13 +42,13 @@ class Adapted(nn.Module):
             h = torch.bmm(x.unsqueeze(1), torch.index_select(a, 0, at).transpose(1, 2))
             delta = torch.bmm(h, torch.index_select(b, 0, at).mT).squeeze(1)
         elif way == "untransposed":
-            delta = (x.unsqueeze(1) @ a.transpose(1, 2).contiguous()[at] @ b.mT.contiguous()[at]).squeeze(1)
+            delta = (x.unsqueeze(1) @ a.transpose(1, 2).contiguous()[at] @ b.mT.contiguous()[at])[:, 0]
         else:
-            delta = (x.unsqueeze(1) @ a[at].mT @ b[at].mT).squeeze(1)
+            delta = (x.unsqueeze(1) @ a[ids.clamp(min=0) if way == "unscaled" else at].mT @ b[at].mT).squeeze(1)
         if way == "einsum":
             return base + (0.5 * delta).masked_fill((ids < 0)[:, None], 0.0)
         if way == "unscaled":
-            return base + torch.where((ids >= 0)[:, None], delta, 0.0)
+            return base + torch.where((ids > -1)[:, None], delta, 0.0)
         if way == "own_scales":
             return base + torch.where((ids >= 0)[:, None], delta * self.s[at][:, None], 0.0)
         if way == "unmasked":
@@ -74,6 +74,29 @@ def test_ways_of_torch(registry, way) -> None:
     assert [s.fusion for s in fused.sites] == [FUSION]
     with torch.no_grad():
         torch.testing.assert_close(fused(x, ids), module(x, ids), rtol=1e-4, atol=1e-4)
+
+
+class Layers(nn.Module):
+    """Two layers that read the same indices and the same mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(2, E, R, K)), nn.Parameter(torch.randn(2, E, K, R))
+
+    def forward(self, x, ids):
+        at, mask = ids.clamp(min=0), (ids >= 0)[:, None]
+        for a, b in zip(self.a, self.b, strict=True):
+            x = torch.tanh(x + torch.where(mask, (x.unsqueeze(1) @ a[at].mT @ b[at].mT).squeeze(1), 0.0))
+        return x
+
+
+def test_layers_share_indices_and_masks(registry) -> None:
+    torch.manual_seed(0)
+    module, args = Layers(), inputs()
+    fused = registry.fuse(torch.export.export(module, args))
+    assert [s.fusion for s in fused.sites if s.fusion.startswith("gemm")] == [FUSION] * 2
+    with torch.no_grad():
+        torch.testing.assert_close(fused(*args), module(*args), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("way", ["unmasked", "other_mask"])
