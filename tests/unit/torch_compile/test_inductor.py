@@ -150,7 +150,7 @@ def test_what_stands_around_fused_calls_is_taken_apart_for_inductor() -> None:
     module = torch.fx.GraphModule({}, graph)
     given = torch.randn(2, 3, 4), torch.randn(5, 4)
     expected = module(*given)
-    made = inner._in_parts(module)
+    made = inner._prepared(module)
     targets = {n.target for n in made.graph.nodes if n.op == "call_function"}
     assert targets <= lowerings.keys() and len(targets) > 3
     for one, other in zip(made(*given), expected, strict=True):

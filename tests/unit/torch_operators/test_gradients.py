@@ -114,13 +114,15 @@ def test_gradients_that_come_in_another_layout(operators, name, way):
         assert torch.equal(f, a)
 
 
-def test_a_broadcast_gradient_is_laid_out_as_the_map_is():
-    """As behind a mean over places: few kernels read anything else."""
+def test_a_gradient_is_laid_out_as_the_map_is():
+    """One that was broadcast, as behind a sum over places, and one in another order of maps, as behind a mean."""
     x = torch.randn(2, 6, 3, 5).contiguous(memory_format=torch.channels_last)
-    dy = torch.randn(2, 6, 1, 1).expand(x.shape)
-    assert autograd._spread(dy, [torch.ones(6), x]).stride() == x.stride()
-    assert autograd._spread(dy, [x.contiguous()]).is_contiguous() and torch.equal(autograd._spread(dy, [x]), dy)
-    assert autograd._spread(x, [x.contiguous()]) is x
+    for dy in (torch.randn(2, 6, 1, 1).expand(x.shape), torch.randn(x.shape)):
+        assert autograd._laid(dy, [torch.ones(6), x], True).stride() == x.stride()
+        assert autograd._laid(dy, [x.contiguous()], True).is_contiguous()
+        assert torch.equal(autograd._laid(dy, [x], True), dy)
+    assert autograd._laid(x, [x.contiguous()], False) is x, "heads may lie in any order"
+    assert autograd._laid(torch.ones(1).expand(4), [x], True).is_contiguous()
 
 
 def test_running_statistics_are_no_function_to_differentiate(operators):

@@ -73,7 +73,7 @@ def inductor(
         from torch._inductor.compile_fx import compile_fx_inner
 
         stage = "backward" if given.get("is_backward") else "inference" if given.get("is_inference") else "forward"
-        return compile_fx_inner(_in_parts(refit(module, stage)), inputs, **given)
+        return compile_fx_inner(_prepared(refit(module, stage)), inputs, **given)
 
     patches |= _marked(patches, key)
     with torch._functorch.config.patch(enable_autograd_cache=False):
@@ -138,17 +138,27 @@ _COMPOSITE = frozenset(
 )  # fmt: skip
 
 
-def _in_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """In place: such calls by what they are made of."""
+#: What a traced call keeps of its operands, by torch's name.
+_TRACED = "eager_input_vals"
+#: Where torch's own operators live: Inductor knows what layouts those want.
+_BUILT_IN = frozenset(("aten", "prim", "prims"))
+
+
+def _prepared(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """In place: such calls by what they are made of; and beside each operator that wants its operands as they were
+    traced, how those lie, which Inductor does not look up."""
     from torch._inductor.decomposition import select_decomp_table
 
     graph = module.graph
     found = [n for n in graph.nodes if n.op == "call_function" and n.target in _COMPOSITE]
-    if not found:
-        return module
     given = [n.meta["val"] for n in graph.find_nodes(op="placeholder")]
+    placed = [n for n in graph.nodes if _foreign(n.target) and _TRACED not in n.meta]
+    if not found and not placed:
+        return module
     with torch.no_grad():
         FakeTensorProp(module, detect_fake_mode(given)).propagate_dont_convert_inputs(*given)
+        for node in placed:
+            node.meta[_TRACED] = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
         for node in found:
             inner = make_fx(_call(node), select_decomp_table())(*(n.meta["val"] for n in node.all_input_nodes)).graph
             values = dict(zip(inner.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
@@ -161,6 +171,10 @@ def _in_parts(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             graph.erase_node(node)
     module.recompile()
     return module
+
+
+def _foreign(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _BUILT_IN
 
 
 def _call(node: torch.fx.Node) -> Callable[..., Any]:

@@ -34,6 +34,9 @@ Call = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 #: Whether a backward fusion is called for gradients that may be differentiated again.
 _IN_BACKWARD: ContextVar[bool] = ContextVar("in_backward", default=False)
 
+#: The order of maps whose channels lie side by side, by their number of axes.
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
 #: What a node of a traced graph has, that says on which side of the partition it is.
 _TAG = "partitioner_tag"
 
@@ -138,6 +141,7 @@ def differentiable(entry: FusionEntry, gradients: Gradients, backward: Any) -> C
     order = {name: i for i, name in enumerate(gradients.outputs)}
     results = tuple(order.get(gradients.results.get(n, ""), -1) for n in entry.inputs)
     passed, defaults, several = gradients.attributes, dict(gradients.defaults), len(order) > 1
+    maps = bool(entry.spec.layouts)
 
     def forward(ctx: Any, call: Call, attributes: dict[str, Any], *tensors: Any) -> Any:
         found = call(tensors, attributes)
@@ -153,7 +157,7 @@ def differentiable(entry: FusionEntry, gradients: Gradients, backward: Any) -> C
     def apply_backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors
         saved = iter(tensors)
-        arguments = [_spread(grads[s.index], tensors) if s.kind == "gradient" else next(saved) for s in sources]
+        arguments = [_laid(grads[s.index], tensors, maps) if s.kind == "gradient" else next(saved) for s in sources]
         if torch.is_grad_enabled():  # someone may want gradients of these gradients
             token = _IN_BACKWARD.set(True)
             try:
@@ -169,14 +173,22 @@ def differentiable(entry: FusionEntry, gradients: Gradients, backward: Any) -> C
     return _function(fusion, forward, apply_backward)
 
 
-def _spread(gradient: Any, saved: Iterable[Any]) -> Any:
-    """A gradient that stands for several elements at one address, as that of a mean does, as one that lies as a saved
-    tensor of its shape: few kernels read anything else, and none as fast."""
-    if 0 not in gradient.stride():
+def _laid(gradient: Any, saved: Iterable[Any], maps: bool) -> Any:
+    """A gradient that fast kernels read: one that stands for several elements at one address, as that of a sum does, is
+    written out; one of ``maps`` lies as the saved map of its shape, whatever order whoever computes it gives it (that
+    of a mean is row-major behind maps with channels last)."""
+    strides = gradient.stride()
+    spread = 0 in strides
+    if not (spread or maps):
         return gradient
-    like = next((t for t in saved if t is not None and t.shape == gradient.shape and t.dim() == 4), None)
-    last = like is not None and like.stride()[1] == 1
-    return gradient.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    order = _CHANNELS_LAST.get(len(strides))
+    like = next((t for t in saved if t is not None and t.shape == gradient.shape), None) if order else None
+    if like is None:
+        return gradient.contiguous() if spread else gradient
+    last = like.stride()[1] == 1
+    if (strides[1] == 1) == last and not spread:
+        return gradient
+    return gradient.contiguous(memory_format=order if last else torch.contiguous_format)
 
 
 def chained(entry: FusionEntry, chains: Chains) -> Callable[..., Any]:

@@ -175,7 +175,8 @@ class Operators:
         for key in _DEVICES:
             library.impl(name, on, key)
         library._register_fake(name, fake(entry))
-        backward = None if found is None else getattr(self[found.fusion], CALL)
+        behind = None if found is None else self.laid(found.fusion) if overload else self[found.fusion]
+        backward = getattr(behind, CALL, None)
         on_autograd, plain = autograd.kernel(op, run, entry, found, backward, self._chains(entry))
         op._fusionreg_plain = plain
         setattr(op, CALL, direct(op, entry.inputs))
