@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from .frozen import EMPTY, FrozenDict
 from .records import Record, Scalar
@@ -27,7 +27,7 @@ class Workload(Record):
     """What it belongs to, for grouping and for ``bench --only``."""
     mode: Literal["b", "g"] = "b"
     """``b``: single launches, L2 flushed before each; ``g``: replay of a CUDA graph, for small problems."""
-    axes: FrozenDict[str, int]
+    axes: FrozenDict[str, NonNegativeInt]
     """Extent of every axis."""
     batch: tuple[int, ...] = ()
     """Leading extents bound to ``...``."""

@@ -11,14 +11,14 @@ from fnmatch import fnmatch
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ..conformance.coverage import problem_of
+from ..conformance.coverage import problem_of, tensors_of
 from ..conformance.reference import graph_of
 from ..conformance.trial import Trial
 from ..errors import FusionregError, SpecError, UnknownNameError
 from ..frozen import EMPTY, FrozenDict
 from ..ir import Graph, Node, Value
 from ..ops import Vocabulary
-from ..problem import Candidate, Problem, Selection, select
+from ..problem import Candidate, Problem, Selection, bind, select
 from ..proof.evidence import stripped
 from ..render import render
 from ..spec import Workload
@@ -165,10 +165,12 @@ def _fitting(
         problem = problem_of(entry, made, target, multiprocessors)
         if problem is not None:
             return made, problem
-    raise SpecError(
-        "unusable workload", f"{workload.name!r} of {entry.name}", f"axes {dict(workload.axes)}",
-        "what the fusion's constraints admit", fusion=entry.name, field="workloads",
-    )  # fmt: skip
+    try:
+        bind(entry, tensors_of(entry, made), made.passed(entry), target, multiprocessors)
+    except FusionregError as e:
+        whom = f"{workload.name!r} of {entry.name}"
+        raise SpecError("unusable workload", whom, e.found, e.expected, fusion=entry.name, field="workloads") from None
+    raise AssertionError(f"{entry.name} admits {made} now")
 
 
 def workloads(

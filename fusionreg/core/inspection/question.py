@@ -117,7 +117,9 @@ def _changed(entry: FusionEntry, workload: Workload, question: Question) -> Work
     try:
         return Workload(**{**workload.model_dump(), **changes, "name": "asked"})
     except ValidationError as e:
-        raise ArgumentError("cannot inspect", entry.name, str(e.errors()[0]["msg"])) from None
+        wrong = e.errors()[0]
+        found = f"{'.'.join(map(str, wrong['loc']))}={wrong['input']!r}"
+        raise ArgumentError("cannot inspect", entry.name, found, str(wrong["msg"])) from None
 
 
 def _known(what: str, entry: FusionEntry, names: Mapping[str, Any] | Sequence[str], known: Any) -> None:

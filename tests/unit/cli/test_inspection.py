@@ -159,6 +159,7 @@ def test_kernels_that_ship(cli) -> None:
         (("acme.add_relu", "--workload", "x"), 2, "w"),
         (("acme.add_relu", "--axes", "Q=1"), 2, "axis of acme.add_relu"),
         (("acme.add_relu", "--axes", "M"), 2, "NAME=VALUE"),
+        (("acme.add_relu", "--axes", "M=m"), 1, "axes.M='m'"),
         (("acme.add_relu", "--dtype", "float16"), 2, "float32"),
         (("acme.add_relu", "--attributes", "a=1"), 2, "attribute of acme.add_relu"),
         (("acme.add_relu", "--params", "PAD=7"), 1, "no kernel has"),
