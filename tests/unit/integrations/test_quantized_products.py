@@ -49,6 +49,8 @@ class PerChannel(nn.Module):
             return torch.relu(F.linear(x, w * s[:, None], self.bias))
         if self.way == "transposed":
             return x @ (w * s.unsqueeze(1)).t()
+        if self.way == "packed" and x.dtype != torch.float64:
+            return torch.ops.aten._weight_int8pack_mm(x.flatten(0, 1), self.w, s).unflatten(0, x.shape[:2])
         return F.linear(x, w) * s  # bare
 
 
@@ -59,6 +61,7 @@ class PerChannel(nn.Module):
         ("before", "int8", torch.bfloat16, "gemm.dequantize"),
         ("transposed", "float8", torch.float16, "gemm.dequantize"),
         ("bare", "float8", torch.bfloat16, "gemm.cast_scale"),
+        ("packed", "int8", torch.bfloat16, "gemm.cast_scale"),
     ],
 )
 def test_weights_of_torch_modules(registry, way, kind, dtype, fusion):

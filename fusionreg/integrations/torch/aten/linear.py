@@ -76,6 +76,15 @@ def scaled_mm(
     return e.cast(y if bias is None else e.op("Add", y, e.cast(bias, "float32")), e.out.dtype)
 
 
+def weight_int8pack_mm(e: Emitter, self: V, mat2: V, scales: V, **_: Any) -> V:
+    """``self @ mat2ᵀ``, weights of int8, times a scale for each channel."""
+    return e.op("Mul", product(e, self, e.cast(mat2, self.dtype), trans_b=True), e.cast(scales, self.dtype))
+
+
+def int_mm(e: Emitter, self: V, mat2: V, **_: Any) -> V:
+    return e.op("MatMulInteger", self, mat2)
+
+
 def add_product(matrices: tuple[str, str]) -> Any:
     """addmm, baddbmm, addmv: ``beta · self + alpha · (a @ b)``."""
 
@@ -165,6 +174,8 @@ TABLE: FrozenDict[str, Any] = FrozenDict(
         "aten.outer.default": outer,
         "aten.linear.default": linear,
         "aten._scaled_mm.default": scaled_mm,
+        "aten._weight_int8pack_mm.default": weight_int8pack_mm,
+        "aten._int_mm.default": int_mm,
         "aten._grouped_mm.default": grouped_mm,
         "aten.addmm.default": add_product(("mat1", "mat2")),
         "aten.baddbmm.default": add_product(("batch1", "batch2")),
