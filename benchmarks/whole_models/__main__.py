@@ -1,4 +1,5 @@
-"""Whole models: eager, torch.compile, and torch.compile with this backend, in inference and in one training step.
+"""Whole models: eager, torch.compile, also with ``max-autotune``, and torch.compile with this backend, in inference and
+in one training step.
 
     python -m whole_models [--models bert,resnet50:infer] [--steps infer,train] [--policy aggressive] [--mode MODE]
         [--ways compile,inductor] --out FILE
@@ -8,7 +9,9 @@ in benchmarks/.
 Each model and step runs in a process of its own, several at once while they compile; while one is timed the others are
 stopped, so that nothing else of this uses the GPU meanwhile. Loss and gradients are compared with the eager model in
 float32; what a training step keeps for its backward pass is told.
-Times are medians of CUDA graph replays where the step can be captured (device time), and of calls from the host.
+Times are medians of CUDA graph replays where the step can be captured (device time), and of calls from the host. Ways
+that are not run again stay as the file has them, where torch, GPU and driver are the same: ``--ways max-autotune`` adds
+that one to all rows.
 """
 
 from __future__ import annotations
@@ -74,11 +77,21 @@ def _all(given: Any) -> int:
             found, why = done.result()
             print(why or _table(found.values()), file=sys.stderr if why else sys.stdout, flush=True)
             failed += [why] if why else []
-            rows |= found
+            rows |= {k: joined(r, rows.get(k)) for k, r in found.items()}
             keep(rows, given.out)
     for file in given.out.parent.glob(f"{given.out.stem}.turn.*"):
         file.unlink()
     return 1 if failed else 0
+
+
+def joined(row: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """``row``, with what an older one of the same has of ways that were not run this time."""
+    if before is None or any(before[k] != row[k] for k in ("torch", "gpu", "driver")):
+        return row
+    ways = [w for w in before["times"] if w not in row["times"] and (w not in before["fused"] or not row["fused"])]
+    dated = {w: {"date": before["date"], **before["times"][w]} for w in ways}
+    parts = {p: {**{w: before[p][w] for w in ways if w in before[p]}, **row[p]} for p in ("errors", "fused", "saved")}
+    return {**row, "times": {**dated, **row["times"]}, **parts}
 
 
 def keep(rows: dict[str, Any], path: Path) -> None:

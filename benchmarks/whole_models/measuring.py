@@ -23,9 +23,13 @@ from whole_models.architectures import ARCHITECTURES, Subject, first
 WAYS = {
     "eager": "eager",
     "compile": "compile",
+    "max-autotune": "compile, max-autotune",
     "inductor": "fused, rest by Inductor",
     "inner-eager": "fused, rest eager",
 }
+
+#: What the way of that name is: replays of a whole step are captured here.
+MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
 
 #: Each way is timed in every turn, and each as often first as last, so that whatever else the machine does, and how
 #: warm it is by then, meets all alike.
@@ -43,7 +47,7 @@ class Plan:
         step: ``infer``, or ``train``: forward, loss and backward.
         dtype: of parameters and inputs.
         policy: of the fused ways.
-        mode: of ``torch.compile``, for it and for the ways that leave the rest to it; "" is its default.
+        mode: of ``torch.compile``, for ``compile`` and for the ways that leave the rest to it; "" is its default.
         tiny: a small model on the CPU.
         measure: whether sites that nobody has measured on this machine are measured first.
         ways: those of :data:`WAYS` that are run, by their long names.
@@ -140,8 +144,8 @@ def _freed(device: str) -> None:
 
 def _way(name: str, module: torch.nn.Module, registry: Any, plan: Plan) -> Way:
     way = Way(module, module)
-    if name == "compile":
-        way.call = torch.compile(module, mode=plan.mode or None)
+    if name.startswith("compile"):
+        way.call = torch.compile(module, mode=(plan.mode or None) if name == "compile" else MAX_AUTOTUNE)
     elif name != "eager":
         options = {"registry": registry, "report": way.reports.append, "device": "sim" if plan.tiny else "cuda"}
         options |= {"policy": plan.policy, "measure": plan.measure}
