@@ -1,4 +1,4 @@
-"""Turns of processes of one machine: what only one of them may do at a time. Floor 1."""
+"""Turns of processes of one machine: what only one of them may do at a time. Floor 5."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CORE: dict[int, set[str]] = {
     2: {"pattern", "matcher", "rewrite"},
     3: {"registry", "validate", "manifest", "lift"},
     4: {"planner", "problem", "render"},
-    5: {"compiler", "headers", "cache"},
+    5: {"compiler", "headers", "cache", "turns"},
     6: {"runtime", "simulator"},
     7: {"bench", "conformance", "proof", "describe", "doctor", "inspection", "scaffold"},
 }  # fmt: skip
