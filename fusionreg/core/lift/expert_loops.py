@@ -91,6 +91,8 @@ def lift_loops(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None 
     replacements = []
     for last in [y for y in turns if y not in followed]:
         chain = _chain(turns, last)
+        if len({rules[i].replacement for i, _ in chain}) > 1:
+            continue  # experts of other activations
         derived = _stacked(view, [site for _, site in chain])
         if derived is None:
             continue

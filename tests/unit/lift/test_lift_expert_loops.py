@@ -20,13 +20,13 @@ E, K, D, I, M = 3, 2, 16, 24, 6
 
 
 class Expert(nn.Module):
-    def __init__(self):
+    def __init__(self, act=nn.functional.silu):
         super().__init__()
         self.w1, self.w3 = nn.Linear(D, I, bias=False), nn.Linear(D, I, bias=False)
-        self.w2 = nn.Linear(I, D, bias=False)
+        self.w2, self.act = nn.Linear(I, D, bias=False), act
 
     def forward(self, x):
-        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+        return self.w2(self.act(self.w1(x)) * self.w3(x))
 
 
 class Stacked(nn.Module):
@@ -94,8 +94,13 @@ def test_loops(options, dtype) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"experts": (0, 2)}, {"experts": (0, 1, 2, 1)}, {"start": torch.ones_like}],
-    ids=["one is missing", "one comes twice", "onto something"],
+    [
+        {"experts": (0, 2)},
+        {"experts": (0, 1, 2, 1)},
+        {"start": torch.ones_like},
+        {"expert": lambda acts=iter((nn.functional.silu, nn.functional.gelu, nn.functional.silu)): Expert(next(acts))},
+    ],
+    ids=["one is missing", "one comes twice", "onto something", "one has another activation"],
 )
 def test_near_misses(options) -> None:
     _, _, graph, _ = lifted(Loop(**options))
