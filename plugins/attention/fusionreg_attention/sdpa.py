@@ -41,6 +41,9 @@ CONSTRAINTS = (
     "right_window_size >= -1",
 )
 
+#: What kernels for wide heads alone have their edges around.
+_WIDE = Case(name="wide", axes={"B": 1, "H": 1, "D": 256, "E": 256}, attributes={"scaling": "usual"})
+
 _CASES = (
     Case(name="causal_short", axes={"Q": 3, "K": 9}, attributes={"is_causal": 1}, summary="aligned to the top left"),
     Case(name="causal_long", axes={"Q": 70, "K": 9}, attributes={"is_causal": 1}, summary="most queries see all keys"),
@@ -59,6 +62,10 @@ _CASES = (
     Case(name="tiles", axes={"B": 1, "H": 2, "G": 1, "Q": 200, "K": 264}, attributes={"is_causal": 1},
          summary="several tiles of queries and of keys"),
     Case(name="no_key", axes={"K": 0}),
+    _WIDE,
+    _WIDE.model_copy(update={"name": "capped_wide", "attributes": _WIDE.attributes | {"softcap": 3.0}}),
+    Case(name="window_wide", axes={"B": 1, "Q": 72, "K": 136, "D": 256, "E": 256},
+         attributes={"scaling": "given", "scale": 0.5, "left_window_size": 9, "right_window_size": 2}),
     *(
         Case(name=f"width_{d}", axes={"B": 1, "D": d, "E": d, "Q": 72, "K": 136}, attributes={"is_causal": 1})
         for d in (32, 96, 128, 256)
@@ -68,10 +75,11 @@ _CASES = (
 )  # fmt: skip
 
 #: Of those, what a mask may meet.
-_BESIDE_MASKS = ("window_causal", "steep", "two_key_heads", "no_key", "width_128")
+_BESIDE_MASKS = ("window_causal", "steep", "two_key_heads", "no_key", "wide", "capped_wide", "width_128", "width_256")
 _MASK_CASES = (
     *(case for case in _CASES if case.name in _BESIDE_MASKS),
     Case(name="nothing_allowed", values={"mask": "zeros"}, summary="a boolean mask without a key: rows of 0"),
+    _WIDE.model_copy(update={"name": "nothing_allowed_wide", "values": FrozenDict({"mask": "zeros"})}),
     Case(name="far_below", axes={"K": 72}, values={"mask": "-1e4"}, summary="the same number for all keys"),
     Case(name="causal_masked", axes={"B": 1, "Q": 72, "K": 200}, attributes={"is_causal": 1}),
 )
@@ -95,7 +103,10 @@ _LENGTHS_CASES = (
     Case(name="width_odd", axes={"D": 35, "E": 21}, values={"lengths": "17"}),
 )  # fmt: skip
 
-_BESIDE_STATISTICS = ("nothing_to_see", "steep", "two_key_heads", "no_key", "width_128", "window_causal")
+_BESIDE_STATISTICS = (
+    "nothing_to_see", "steep", "two_key_heads", "no_key", "wide", "capped_wide", "width_128", "width_256",
+    "window_causal",
+)  # fmt: skip
 _TRAINING_CASES = tuple(case for case in _CASES if case.name in _BESIDE_STATISTICS)
 
 #: Of any dy, y and lse: gradients are defined for those that no forward pass has given, too.
@@ -228,9 +239,7 @@ def _fusion(
     )
 
 
-def _forward(
-    words: str, summary: str, *, mask: str = "", statistics: bool = False, **fields: Any
-) -> FusionSpec:
+def _forward(words: str, summary: str, *, mask: str = "", statistics: bool = False, **fields: Any) -> FusionSpec:
     """``statistics``: whether it gives the log-sum-exp of scores as well."""
     pattern = _pattern("y, _, _, _, lse" if statistics else "y", "Attention", _OPERANDS[mask])
     return _fusion(

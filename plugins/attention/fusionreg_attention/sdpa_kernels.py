@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.spec import KernelSpec, TensorMap
 
 #: Which form of ``sdpa.MASK`` a mask takes, a number of its own where it is ``sdpa.BIAS``, -1 where there is none.
@@ -94,6 +95,29 @@ def _wgmma(masked: str, statistics: bool) -> KernelSpec:
     )
 
 
+def _wgmma_wide(masked: str, statistics: bool) -> KernelSpec:
+    """The same for wide heads."""
+    kernel = _wgmma(masked, statistics)
+    changes = {
+        "name": "wgmma_wide",
+        "summary": "the same for wide heads: y takes the room of q, and scores are summed up in two halves",
+        "requires": (
+            'T in ("float16", "bfloat16")',
+            "D in (192, 256) and E in (128, 192, 256) and E <= D",
+            "Q < 1000000000 and K < 1000000000",
+        ),
+        "params": FrozenDict({"CONSUMERS": (2,), "BK": (64,), "SLACK": (8,), "FRACTION": (0,), "CAPPED": (0, 1)}),
+        "valid": (_CAPPED,),
+        "constants": FrozenDict({**kernel.constants, "WIDE": "1"}),
+        "shared_memory": "128 * D * 2 + 2 * BK * (D + E) * 2 + 80",
+        "estimate": f"6e-6 + {_PAIRS} * 2 * (D + E) / {'2.5e14' if masked else '5e14'}"
+        + _FEW.format(128, 3.2e10)
+        + (_STORED if statistics else ""),
+        "pending": "not run on a GPU yet",
+    }
+    return kernel.model_copy(update=changes)
+
+
 def tensor_core(
     where: tuple[str, ...], strides: tuple[str, ...], constants: Mapping[str, str], grid: str, estimate: str
 ) -> KernelSpec:
@@ -139,4 +163,6 @@ def _tensor_core(masked: str, statistics: bool) -> KernelSpec:
 
 def kernels(masked: str = "", statistics: bool = False) -> tuple[KernelSpec, ...]:
     """All of them, for the fusion with a mask or lengths (a key of :data:`MASK_FORMS`), and with the log-sum-exp."""
-    return _wgmma(masked, statistics), _tensor_core(masked, statistics), _plain(masked, statistics)
+    of = masked, statistics
+    wide = () if masked and (statistics or masked != "mask") else (_wgmma_wide(*of),)
+    return _wgmma(*of), *wide, _tensor_core(*of), _plain(*of)
