@@ -105,11 +105,11 @@ def test_what_may_not_share_memory(runtime):
         ("attention.rope_kv_append_paged", "winner == static_cast<int>(token)", "true"),
         ("attention.rope_kv_append", "slot < 0 || slot >= C ? -1 : slot", "slot"),
         ("attention.rope_kv_append", "position >= 0 && position < L", "position >= 0"),
-        ("attention.rope_kv_append", "known ? fr::to_float(cosines[e])", "true ? fr::to_float(cosines[e])"),
+        ("attention.rope_kv_append", "to.cosines.fill(nan);", ";"),
         ("attention.rope_kv_append_paged", "page < 0 || page >= N ? -1 : ", ""),
         ("attention.rope_kv_append_paged", "slot % W;", "0;"),
         ("attention.rope_kv_append_fp8", "fr::clip(x / scale, -448.0f, 448.0f)", "x / scale"),
-        ("attention.rope_kv_append_fp8", "fr::to_float(x[e]), of_v", "fr::to_float(x[e]), of_k"),
+        ("attention.rope_kv_append_fp8", "head < of_k ? scale_k : scale_v", "scale_k"),
     ],
 )
 def test_faults_are_noticed(fusion, text, other):

@@ -77,12 +77,12 @@ def _kernel(paged: bool, quantised: bool) -> KernelSpec:
         params={"VEC": (8, 4, 1)},
         valid=(f"VEC == (128 // bits(T) if {wide} else 1)",),
         constants={"THREADS": "128", "PAGED": str(int(paged)), "QUANTISED": str(int(quantised))},
-        grid="max(1, min(multiprocessors * (2 if B * S <= multiprocessors else 4), max(B * S, "
-        f"ceildiv({places} * G * D, 8 * THREADS))))",
+        grid=f"max(1, min(multiprocessors * 4, max(B * S, ceildiv({places} * G * D, 8 * THREADS))))",
         block="THREADS",
         workspace=f"max(4, {places} * 4 if {'B * S' if paged else 'S'} > 128 else 0)",
         cooperative=True,
         min_blocks=4,
+        pending="not proven since rounds read ahead",
         estimate=f"6e-6 + B * S * (2 * H + {3 if quantised else 4} * G) * D * bits(T) / 8 / 3.5e12",
     )
 
