@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -98,7 +100,7 @@ def test_loops(options, dtype) -> None:
         {"experts": (0, 2)},
         {"experts": (0, 1, 2, 1)},
         {"start": torch.ones_like},
-        {"expert": lambda acts=iter((nn.functional.silu, nn.functional.gelu, nn.functional.silu)): Expert(next(acts))},
+        {"expert": partial(next, map(Expert, (nn.functional.silu, nn.functional.gelu, nn.functional.silu)))},
     ],
     ids=["one is missing", "one comes twice", "onto something", "one has another activation"],
 )
