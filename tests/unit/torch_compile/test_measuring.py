@@ -80,3 +80,14 @@ def test_ranks_do_not_choose_for_themselves(compiled: Any, reports: Any, monkeyp
     with torch.no_grad():
         compiled(block, measure=True, strict=False)(*GIVEN)
     assert fused(reports) and "several processes" in reports[0].refused[0]
+
+
+def test_backward_fusions_are_planned_as_what_they_read_lies(
+    compiled: Any, registry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[Any]()
+    monkeypatch.setattr(type(registry), "measure", lambda self, plan, *given: found.extend(given[-1]) or (0, 0))
+    x = torch.randn(2, 8, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
+    compiled(torch.nn.Sequential(torch.nn.BatchNorm2d(8), torch.nn.ReLU()), measure=True)(x)
+    (call,) = found
+    assert call.fusion == "norm.batchnorm_relu_backward" and call.strides == {"dy": x.stride(), "x": x.stride()}

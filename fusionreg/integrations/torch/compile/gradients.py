@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.matcher.match import Match
 from fusionreg.core.planner.training import Backward
 
@@ -16,10 +18,17 @@ from .reading import Traced
 
 
 class Gradients:
-    """Which values of a lifted graph carry a gradient."""
+    """Which values of a lifted graph carry a gradient.
 
-    def __init__(self, traced: Traced, lowered: Lowered, operators: Operators, values: Sequence[Any]) -> None:
-        self.operators, self.graph = operators, lowered.graph
+    Args:
+        strides: match → those of its inputs that do not lie row by row, by name; a gradient lies as its value.
+    """
+
+    def __init__(
+        self, traced: Traced, lowered: Lowered, operators: Operators, values: Sequence[Any],
+        strides: Callable[[Match], Mapping[str, tuple[int, ...]]],
+    ) -> None:  # fmt: skip
+        self.operators, self.graph, self.strides = operators, lowered.graph, strides
         self.carrying: set[str] = set()
         if not torch.is_grad_enabled():
             return
@@ -41,7 +50,10 @@ class Gradients:
     def backward(self, match: Match) -> Backward | str | None:
         """How a fused call computes them, or why it cannot; None where nobody asks for them."""
         wanted = self.wanted(match)
-        return self.operators.backward(match, self.graph, wanted) if wanted else None
+        found = self.operators.backward(match, self.graph, wanted) if wanted else None
+        if not isinstance(found, Backward) or found.call is None:
+            return found
+        return replace(found, call=replace(found.call, strides=FrozenDict(self.strides(found.call))))
 
 
 _ENDS = frozenset({"aten.detach.default", "aten.detach_copy.default"})

@@ -132,8 +132,8 @@ class Fuser:
     def _planned(self, traced: Traced, values: Sequence[Any], measure: bool, maps_stay: str = "") -> _Planned:
         """The plan of a traced graph; ``maps_stay``: why no site may give maps, "" where they may."""
         lowered = lower(traced, self.operators, torch.is_grad_enabled(), self.options.policy != "conservative")
-        gradients = Gradients(traced, lowered, self.operators, values)
         reach, extents = Reach(traced, lowered), Extents(traced)
+        gradients = Gradients(traced, lowered, self.operators, values, reach.strides)
 
         def refuses(match: Match) -> str | None:
             entry = self.operators.registry.catalog[match.fusion]
