@@ -36,6 +36,7 @@ def subject(fusion: str, *, diagonal: int = 0, **axes: int) -> Subject:
         ("softmax_backward", {"Q": 16384, "K": 32768}, "cluster", 256, 32),  # a block of 1024 threads would spill
         ("softmax", {"Q": 16384, "K": 32768}, "block", 1024, 32),
         ("softmax_backward", {"Q": 16384, "K": 65536}, "cluster", 256, 32),
+        ("log_softmax_backward", {"Q": 8192, "K": 32000}, "block", 1024, 32),  # these registers suffice
         ("softmax_backward", {"Q": 8, "K": 32768}, "cluster", 256, 16),  # a few rows: over many multiprocessors
     ],
 )

@@ -86,7 +86,7 @@ def kernels(
             constants={**constants, "THREADS": threads, **ends},
             grid=(f"ceildiv({rows} if FLAT else Q, {groups}) * SPREAD", *grid),
             block=threads,
-            estimate=estimates.held(template, f"({rows})", threads, causal, start),
+            estimate=estimates.held(stem, template, f"({rows})", threads, causal, start),
             **fields,
         )  # fmt: skip
 
@@ -126,6 +126,6 @@ def kernels(
             constants={**constants, "FLAT": "1", "SPREAD": "1"},
             grid=rows,
             block="THREADS",
-            estimate=estimates.long(template, f"({rows})", causal),
+            estimate=estimates.long(stem, template, f"({rows})", causal),
         ),
     )  # fmt: skip
