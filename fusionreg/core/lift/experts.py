@@ -76,6 +76,18 @@ z = Mul({wide}, Unsqueeze(Reshape(weights, flat_too), one))
 """
 
 
+def _column(site: Site) -> dict[str, object] | None:
+    """That of the weights of all rows in one column, which something is multiplied by."""
+    import numpy as np
+
+    shape, y, readers = site.shape("x"), site.shape("y"), site.graph.consumers.get(site.name("y"), ())
+    if shape is None or y is None or len(shape) != 2 or len(y) != 2 or y[1] != 1 or shape[1] == 1:
+        return None
+    if not readers or any(r.op != "Mul" for r in readers):
+        return None
+    return {"flat": np.asarray([-1]), "one": np.asarray([1])}
+
+
 def _counts(site: Site) -> dict[str, int] | None:
     """As many experts as there are bins, where a bin is a whole number."""
     bins = site.array("bins")
@@ -186,6 +198,7 @@ RULES: tuple[Rule, ...] = (
         "y = fusionreg.RoutedSum(d, weights)",
         (_rounded_weights,),
     ),
+    Rule("column_of_weights", "y = Reshape(x, s)", "y = Unsqueeze(Reshape(x, flat), one)", (), _column),
     *(
         Rule(
             "ends_of_sorted",

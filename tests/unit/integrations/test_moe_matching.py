@@ -47,7 +47,8 @@ class Batched(Experts):
     def forward(self, x, ids, weights):
         rows, at = x.repeat_interleave(K, dim=0), ids.reshape(-1)
         h = self.act(torch.bmm(self.gate_up[at], rows.unsqueeze(-1)).squeeze(-1))
-        y = torch.bmm(self.down[at], h.unsqueeze(-1)).squeeze(-1) * weights.reshape(-1).unsqueeze(-1)
+        share = weights.reshape(-1, 1) if x.dtype == torch.float32 else weights.reshape(-1).unsqueeze(-1)
+        y = torch.bmm(self.down[at], h.unsqueeze(-1)).squeeze(-1) * share
         return y.view(x.size(0), K, D).sum(dim=1)
 
 
