@@ -37,6 +37,8 @@ _SCORES = (
 )
 #: By a number that is computed: as ``Attention`` has none but constants, q is brought to that scale in front of it.
 _RUNTIME = {f"s = {by}(MatMul({{q}}, {{k}}, transB=transB), c)": f"{by}(q, c)" for by in ("Mul", "Div")}
+#: What brings scores below a number, first of all: c · tanh(score / c), also with 1/c where c is a power of two.
+_CAPS = ("s = Mul(Tanh(Div(r, cap)), cap)", "s = Mul(Tanh(Mul(r, inverse)), cap)")
 #: In front of the softmax, and as ``Attention`` takes it.
 _MASKS = {
     "": "", "m = Add(s, mask)\n": ", mask", "m = Where(allowed, s, low)\n": ", allowed",
@@ -184,7 +186,7 @@ def _axes(site: Site, rank: int) -> bool:
 
 def _scale(site: Site) -> Mapping[str, Any] | None:
     scale = 1.0
-    divides = "Div(" in site.pattern.text
+    divides = "Div(" in site.pattern.text.partition("\n")[0]
     for name, like in (("c", "q"), ("d", "k")):
         if name in site.found.inputs:
             number = site.number(name, like)
@@ -195,6 +197,16 @@ def _scale(site: Site) -> Mapping[str, Any] | None:
     rounding = max(1e-6, 1.05 * 2.0 ** -dtype(site.value("q").dtype).mantissa)  # of two constants, each to its dtype
     usual = shape is not None and isinstance(shape[-1], int) and abs(scale * sqrt(shape[-1]) - 1.0) <= rounding
     return {"scale": None if usual else scale}
+
+
+def _capped(site: Site) -> float | None:
+    """The number that scores stay below; None where it is not one and the same."""
+    cap = site.number("cap", like="s")
+    if cap is None or not isfinite(cap) or cap <= 0.0:
+        return None
+    if "inverse" in site.found.inputs and site.number("inverse", like="s") != 1.0 / cap:
+        return None
+    return cap
 
 
 def _one_number(site: Site) -> bool:
@@ -214,7 +226,11 @@ def _derive(transposed: int, cast: bool, rank: int = 4, runtime: bool = False) -
             producer = site.graph.producers.get(site.name("k"))
             if producer is None or producer.op != "Transpose":
                 return None
-        return {"scale": 1.0} if runtime else _scale(site)
+        found = {"scale": 1.0} if runtime else _scale(site)
+        if found is None or "cap" not in site.found.inputs:
+            return found
+        cap = _capped(site)
+        return None if cap is None else {**found, "softcap": cap}
 
     return derive
 
@@ -247,6 +263,16 @@ def _rules() -> Iterator[Rule]:
                 conditions,
                 _derive(transposed, bool(precision), 3, runtime),
             )
+    for scores, cap, (mask, given), (soft, precision) in product(_SCORES[:4], _CAPS, _MASKS.items(), _SOFTMAX):
+        head = scores.format(q="q", k="k").replace("s = ", "r = ", 1)
+        fits = (_additive,) if "mask" in mask else (_boolean,) if mask else ()
+        yield Rule(
+            "attention_capped",
+            f"{head}\n{cap}\n{mask}{soft.format(m='m' if mask else 's')}\ny = MatMul(p, v)",
+            f"y = Attention(q, k, v{given}, scale=scale, softcap=softcap{precision})",
+            (floats("q", "k", "v", *(("mask",) if "mask" in mask else ())), *fits),
+            _derive(1, bool(precision)),
+        )
     for scores, (mask, given) in product(_SCORES, [m for m in _MASKS.items() if m[0]]):
         yield Rule(
             "attention_guarded",

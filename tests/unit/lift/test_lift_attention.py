@@ -165,6 +165,19 @@ def test_refusals(case):
     assert_not_lifted(n.done(y), "Attention")
 
 
+@pytest.mark.parametrize(("cap", "times"), [(49.0, 49.0), (4.0, 4.0), (3.0, 2.0), (4.0, 2.0), (-3.0, -3.0)])
+def test_scores_below_a_number(cap, times):
+    """Gemma's, in front of the mask; with one number alone it is that of the operator."""
+    n = Spell()
+    q, k, v = operands(n)
+    s = n.mul(n.op("Tanh", n.div(n.mul(n.op("MatMul", q, k, transB=1), ROOT), cap)), times)
+    graph = n.done(attend(n, n.add(s, n.const(np.where(np.arange(T) < 3, 0.0, -np.inf) + np.zeros((S, T)))), v))
+    if cap == times > 0:
+        assert assert_lifted(graph, {"Attention": 1}, 1e-5).nodes[0].attrs["softcap"] == cap
+    else:
+        assert_not_lifted(graph, "Attention")
+
+
 @pytest.mark.parametrize("by", ["Mul", "Div"])
 @pytest.mark.parametrize("shape", [(), (1, 1, 1)])
 @pytest.mark.parametrize("masked", [False, True])
