@@ -46,12 +46,16 @@ def _encoding(batch: int, heads: int, length: int, summary: str, bias: bool) -> 
 MASKED_WORKLOADS = (_encoding(16, 12, 512, "a layer of an encoder whose sentences are padded", bias=False),)
 BIAS_WORKLOADS = (_encoding(8, 12, 512, "a layer of an encoder with a bias for each head and distance", bias=True),)
 
+#: Heads wider than most.
+_WIDE = tuple(_causal(1, 32, 32, 4096, d, of_v, row="S12 more") for d, of_v in ((192, 128), (256, 0)))
+
 WORKLOADS = (
     _decoding(16, 8192),
     _decoding(1, 32768),
     _causal(1, 64, 8, 8192, 128),
     _causal(1, 64, 8, 4096, 128),
     _causal(4, 32, 32, 4096, 64),
+    *_WIDE,
 )
 
 GRADIENT_WORKLOADS = (
@@ -59,7 +63,8 @@ GRADIENT_WORKLOADS = (
     _causal(1, 32, 32, 4096, 128),
     _causal(1, 16, 16, 16384, 128),
     _causal(4, 32, 32, 4096, 64),
-    *(_causal(1, 32, 32, 4096, d, of_v, row="S12 more") for d, of_v in ((96, 0), (192, 128), (256, 0))),
+    _causal(1, 32, 32, 4096, 96, row="S12 more"),
+    *_WIDE,
 )
 
 #: A cache of keys of which sequences have filled a part, and sentences of several lengths.
