@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusionreg.core.spec import Case, FusionSpec, KernelSpec, Region, Tolerance
+from fusionreg.core.spec import Case, FusionSpec, KernelSpec, Region, TensorMap, Tolerance
 
 from .group_kernels import LARGE, WIDTH
 from .group_kernels import LAST as LAST_EIGHT
@@ -33,8 +33,6 @@ SPANS = (
     "('warp' if S * bits(T) % (4096 * ITEMS) == 0 else "
     "'chunk' if S * bits(T) % 4096 == 0 and S * bits(T) >= 4096 * ITEMS else 'lanes')"
 )
-#: Bits of x, or of dy, that are still in the cache when they are read again.
-CACHED = "180000000"
 BYTES = "3 * N * C * S * bits(T) / 8"
 
 
@@ -124,8 +122,7 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
             shared_memory="THREADS * 48 + groups * 20",
             workspace=f"AT_ONCE * {parts} * groups * 20 + N * {parts} * C * 8",
             min_blocks=1,
-            estimate=f"9e-6 + {BYTES} / (2e12 if WIDE else 2e11) * (1 if AT_ONCE * C * S * bits(T) < {CACHED} else 2) "
-            "+ ceildiv(N, AT_ONCE) * 8e-6",
+            estimate=f"9e-6 + {BYTES} / (1.8e12 if WIDE else 2e11) + ceildiv(N, AT_ONCE) * 2.8e-5",
         ),
         _pixels(flags),
         KernelSpec(
@@ -184,12 +181,12 @@ def _kernels(dropout: bool) -> tuple[KernelSpec, ...]:
 
 def _pixels(flags: Mapping[str, str]) -> KernelSpec:
     """Slices of groups, channels last, in the registers of teams: moments by the tensor cores."""
-    blocks, each = f"ceildiv(S // 8, {ROWS})", f"ceildiv(S // 8, ceildiv(S // 8, {ROWS}))"
-    units = "N * (groups // SLICE)"
+    blocks, units = f"ceildiv(S // 8, {ROWS} * TILES)", "N * (groups // SLICE)"
+    swizzle = f"({WIDTH} * 2 if {WIDTH} == 16 or {WIDTH} == 32 or {WIDTH} == 64 else 0)"
+    each = f"align(ceildiv(S // 8, {blocks}), 8 if {swizzle} else 1)"
     teams = f"max(1, min({units}, multiprocessors // {blocks}))"
-    stage = f"({each} * 256 * ({WIDTH} // 16 * 2 + 1))"
+    stage = f"({each} * 32 * {WIDTH})"
     others = f"(max({WIDTH}, THREADS // 4) * 8 + max({WIDTH}, THREADS) * 8 + THREADS * 32)"
-    stages = f"min(3, (229376 - {others}) // {stage})"
     return KernelSpec(
         name="last_pixels",
         template="group_backward_pixels.cu.j2",
@@ -197,27 +194,36 @@ def _pixels(flags: Mapping[str, str]) -> KernelSpec:
         targets=LARGE,
         strides=("dy", "x", "dx"),
         requires=(
-            "bits(T) == 16", *(LAST_EIGHT.format(t) for t in ("dy", "x", "dx")), "aligned(x, 16)", "aligned(dy, 16)",
-            "aligned(dx, 16)", "aligned(scale, 16) and aligned(bias, 16)", "S % 8 == 0 and S >= 8", FEW,
-            "C < 2147483648 and N * groups < 2147483648",
-            "S * stride(x, 2) < 2147483648 and S * stride(dy, 2) < 2147483648 and S * stride(dx, 2) < 2147483648",
+            "bits(T) == 16", *(LAST_EIGHT.format(t) for t in ("dy", "x", "dx")), "aligned(dx, 16)",
+            "aligned(scale, 16) and aligned(bias, 16)", "S % 8 == 0 and S >= 8", FEW,
+            "C < 2147483648 and N * groups < 2147483648", "S * stride(dx, 2) < 2147483648",
         ),
-        params={"SLICE": (1, 2, 4, 8, 16, 32), "STAGES": (3, 2), "THREADS": (640, 512)},
+        params={"SLICE": (1, 2, 4, 8, 16, 32), "STAGES": (3, 2), "THREADS": (512, 320, 256), "TILES": (1, 2)},
         valid=(
             f"groups % SLICE == 0 and {WIDTH} % 8 == 0 and {WIDTH} <= THREADS",
+            f"{WIDTH} <= 64 or {WIDTH} % 64",  # rows that eight of share no bank
+            "TILES == (1 if THREADS == 512 else 2)",
             f"{blocks} <= multiprocessors",
-            f"STAGES == {stages}",
+            f"STAGES == min(3, (229376 - {others}) // {stage})",
         ),
         constants={**flags, "PACKED": "1"},
+        tensor_maps=tuple(
+            TensorMap(
+                name=f"{t}_map", operand=t, dims=("C", "S // 8", "8", "N"), swizzle=swizzle, l2_promotion=256,
+                strides=(f"stride({t}, 2) * 8", f"stride({t}, 2)", f"stride({t}, 0)"), box=(WIDTH, each, "8", "1"),
+            )
+            for t in ("x", "dy")
+        ),
         grid=f"{teams} * {blocks}",
         block="THREADS",
         cooperative=True,
         shared_memory=f"STAGES * {stage} + {others}",
         workspace=f"N * groups * {blocks} * 16 + N * C * {blocks} * 8",
         min_blocks=1,
-        pending="not run on a GPU yet",
-        estimate=f"9e-6 + ceildiv({units}, {teams}) * (2.5e-6 + 8e-8 * THREADS / 16 + SLICE * {blocks} * 7e-10)",
-    )
+        pending="not all cases run on a GPU yet",
+        estimate=f"1.4e-5 + ceildiv({units}, {teams}) * (TILES * THREADS * 1.35e-8 + SLICE * {blocks} * 9e-9)"
+        f" * (1 if {WIDTH} >= 40 else 1.1)",
+    )  # fmt: skip
 
 
 #: What the slot of dx is proven on: what a residual connection adds to a gradient, a gate, and a cast.
