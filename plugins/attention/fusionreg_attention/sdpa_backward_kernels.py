@@ -114,9 +114,13 @@ def _wgmma(mask: str) -> KernelSpec:
         constants={
             "BN": "64 if D + E <= 256 else 32",  # rows that are streamed at a time
             "APART": "1 if D + E > 320 else 0",  # registers hold but one of dk and dv
-            "STAGES": "5 if BN == 32 and APART == 0 else 3",
+            # more of them leave little of a cache to what does not fit registers
+            "STAGES": "5 if D + E <= 192 else 3",
+            # where sums need all registers, products wait for words, and turns for both
+            "TURNS": "1 - APART",
             **_constants(mask),
         },
+        pending="not proven since warpgroups take turns",
         tensor_maps=tuple(
             TensorMap(name=f"{n}_map", operand=n, box=("64", "BN" if n in _STREAMED else "64", "1", "1"), swizzle="128")
             for n in _ROWS
