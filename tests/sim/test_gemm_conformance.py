@@ -10,13 +10,13 @@ from catalogs import shipped
 from fusionreg.core.cache import Cache
 from fusionreg.core.conformance import derive, run, run_mutants, run_one
 from fusionreg.core.conformance.cases import parameters
-from fusionreg.core.conformance.execute import Job, prepare
+from fusionreg.core.conformance.execute import Job, execute, prepare
 from fusionreg.core.conformance.mutants import edit
 from fusionreg.core.conformance.simulated import SimExecutor
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.proof.report import Status
 from fusionreg.core.runtime.launch import argument_values
-from fusionreg.core.simulator import Checks
+from fusionreg.core.simulator import Checks, SimKernel
 
 WHOLE = shipped("gemm")
 #: The fusions without what stands around them.
@@ -83,6 +83,15 @@ def job(executor: SimExecutor, fusion: str, kernel: str, name: str) -> Job:
     found = prepare(entry, entry.kernel(kernel), trial, executor)
     assert isinstance(found, Job), found
     return found
+
+
+def test_a_unit_that_is_compiled_alone_is_instrumented_in_every_order_and_nothing_else(monkeypatch):
+    ran, launch, executor = [], SimKernel._launch, SimExecutor(Cache())
+    monkeypatch.setattr(SimKernel, "_launch", lambda *a: ran.append((a[1], a[4].orders)) or launch(*a))
+    made = job(executor, "gemm.bias", "plain", "float32-base")
+    executor.compile(made.source, stressed=True, alone=True)
+    assert execute(made, executor, CATALOG.ops, stress=True).status is Status.PASSED
+    assert ran == [("checked", (order,)) for order in Checks.full().orders]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

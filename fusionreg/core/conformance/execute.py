@@ -73,8 +73,9 @@ class Executor(Protocol):
         """Why this device cannot run ``kernel`` at all; "" when it can."""
         ...
 
-    def compile(self, source: KernelSource, *, stressed: bool = False) -> Any:
-        """Runnable code; :class:`CompileError`. Called from several threads. ``stressed``: :meth:`stress` follows."""
+    def compile(self, source: KernelSource, *, stressed: bool = False, alone: bool = False) -> Any:
+        """Runnable code; :class:`CompileError`. Called from several threads. ``stressed``: :meth:`stress` follows;
+        ``alone``: and there is so little beside it that no other build than its own need be compiled."""
         ...
 
     def launch(self, code: Any, job: Job, poison: float) -> Outputs:

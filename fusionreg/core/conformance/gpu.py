@@ -94,7 +94,7 @@ class GpuExecutor:
     def refusal(self, kernel: KernelEntry) -> str:
         return kernel.library.missing() if kernel.library is not None else ""
 
-    def compile(self, source: KernelSource, *, stressed: bool = False) -> Any:
+    def compile(self, source: KernelSource, *, stressed: bool = False, alone: bool = False) -> Any:
         if source.library:
             return None
         found = self._codes.get(source.digest)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..cache import Cache
+from ..errors import FusionregError
 from ..ops import Vocabulary
 from ..proof.report import Evaluation
 from ..render import KernelSource
@@ -212,6 +214,9 @@ def _try(
     for job in _changed(mutant, jobs):
         tried += 1
         on = _Replaced(executor, mutant.launch) if mutant.launch else executor
+        if mutant.source:  # most are seen by the checks alone, and another build would run these few cases
+            with suppress(FusionregError):  # which comes back where the job is executed
+                on.compile(job.source, stressed=True, alone=True)
         outcome = execute(job, on, ops, stress=mutant.launch is None)
         if outcome.status.failed:
             return Verdict(mutant.name, entry.name, kernel.name, outcome, tried)
@@ -258,8 +263,8 @@ class _Replaced:
     def refusal(self, kernel: KernelEntry) -> str:
         return self.inner.refusal(kernel)
 
-    def compile(self, source: KernelSource, *, stressed: bool = False) -> Any:
-        return self.inner.compile(source, stressed=stressed)
+    def compile(self, source: KernelSource, *, stressed: bool = False, alone: bool = False) -> Any:
+        return self.inner.compile(source, stressed=stressed, alone=alone)
 
     def launch(self, code: Any, job: Job, poison: float) -> Outputs:
         return self.replaced(self.inner, code, job, poison)

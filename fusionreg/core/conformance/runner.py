@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..registry.catalog import Catalog
     from ..registry.entries import FusionEntry, KernelEntry
 
+#: Threads in all further cases of a unit for which no other build is worth its compilation.
+FEW_THREADS = 2_048
+
 Progress = Callable[[int, int, Evaluation], None]
 """Called after each evaluation with (done, total, it)."""
 
@@ -106,7 +109,8 @@ def _evaluations(
     cases: derived.Extent,
 ) -> Iterator[Evaluation]:
     """In order of ``trials``. Units compile ahead in threads; each is stressed on its first case that is not empty,
-    in ``quick`` one of those that differ in nothing but dtypes and choices.
+    in ``quick`` one of those that differ in nothing but dtypes and choices; there it is all that is compiled of a unit
+    whose further cases are small.
 
     One that did not end is not run again: each further case would take the whole limit of time. Nothing is run any more
     on a device that is lost: every further case would fail for what this one did.
@@ -116,13 +120,15 @@ def _evaluations(
     distinct = {j.source.digest: j for j in jobs if isinstance(j, Job) and not j.problem.empty}
     stressed = _stressed(jobs, cases)
     units = {job.source.digest for job in stressed}
+    alone = _alone(jobs, stressed) if cases == "quick" else set()
     shared = References(catalog.ops)
     endless: dict[str, str] = {}
     lost = ""
 
     def ahead(job: Job) -> None:
         with suppress(FusionregError):  # the same error comes back where the job itself is executed
-            executor.compile(job.source, stressed=job.source.digest in units)
+            digest = job.source.digest
+            executor.compile(job.source, stressed=digest in units, alone=digest in alone)
 
     with ThreadPoolExecutor(max(1, min(len(distinct) or 1, os.cpu_count() or 1))) as pool:
         pending = {digest: pool.submit(ahead, job) for digest, job in distinct.items()}
@@ -157,3 +163,12 @@ def _stressed(jobs: Sequence[Job | Evaluation], cases: derived.Extent) -> set[Jo
             alike = (job.kernel.key, job.candidate.params, trial.forms, trial.absent)
             found.setdefault(alike if cases == "quick" else job.source.digest, job)
     return set(found.values())
+
+
+def _alone(jobs: Sequence[Job | Evaluation], stressed: set[Job]) -> set[str]:
+    """The units that are stressed and beside that launch :data:`FEW_THREADS` at most."""
+    threads = {job.source.digest: 0 for job in stressed}
+    for job in jobs:
+        if isinstance(job, Job) and job.source.digest in threads and job not in stressed and not job.problem.empty:
+            threads[job.source.digest] += job.candidate.launch.blocks * job.candidate.launch.threads
+    return {digest for digest, further in threads.items() if further <= FEW_THREADS}

@@ -35,27 +35,23 @@ __all__ = [
 
 
 def compile(
-    source: KernelSource, *, cache: Cache | None = None, sanitize: bool = False, races: bool = False
+    source: KernelSource, *, cache: Cache | None = None, modes: Sequence[Mode] = ("fast",)
 ) -> SimKernel:
     """Compiles a rendered kernel for the simulator.
 
     Args:
         source: what :func:`fusionreg.core.render.render` gave.
         cache: where compiled units are kept; None takes the default cache.
-        sanitize, races: compile also the build that launches with ``Checks.sanitize``, ``Checks.accesses`` run.
+        modes: the builds to make at once, as for :func:`compile_text`.
 
     Raises:
         CompileError: the host compiler refuses the unit; ``facts``: log.
         MissingDependencyError: there is no host compiler, or no CUDA headers.
     """
-    kernel = compile_text(
-        source.text, source.entry, cache=cache, name=source.kernel, target=source.target, arguments=source.arguments
-    )
-    if races:
-        kernel.prepare("checked")
-    if sanitize:
-        kernel.prepare("sanitize")
-    return kernel
+    return compile_text(
+        source.text, source.entry, cache=cache, name=source.kernel, target=source.target, arguments=source.arguments,
+        modes=modes,
+    )  # fmt: skip
 
 
 def require(cache: Cache | None = None) -> None:

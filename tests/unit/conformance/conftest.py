@@ -28,12 +28,16 @@ class Fake:
     target: str = "sm_90a"
     multiprocessors: int | None = None
     compiled: list[str] = field(default_factory=list)
+    alone: set[str] = field(default_factory=set)
 
     def refusal(self, kernel) -> str:
         return self.refuses
 
-    def compile(self, source: KernelSource, *, stressed: bool = False) -> Any:
+    def compile(self, source: KernelSource, *, stressed: bool = False, alone: bool = False) -> Any:
         self.compiled.append(source.digest)
+        if alone:
+            assert stressed
+            self.alone.add(source.digest)
         return self.compiles(source) if self.compiles else source
 
     def launch(self, code: Any, job: Job, poison: float) -> Outputs:

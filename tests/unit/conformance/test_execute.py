@@ -45,6 +45,8 @@ def test_units_compile_once_each_ahead_of_use(catalog, fake):
     compared = {e.digest for e in report.evaluations if e.max_abs}
     assert compared <= set(executor.compiled) <= known
     assert len(set(executor.compiled)) < 10 * len(catalog["gemm.scale"].kernels)
+    cases = {digest: sum(e.digest == digest for e in report.evaluations) for digest in known}
+    assert executor.alone and max(cases[digest] for digest in executor.alone) < max(cases.values())
 
 
 def test_a_kernel_that_refuses_is_skipped_with_its_reason(catalog, fake):
