@@ -63,6 +63,8 @@ catalog.load = _load  # before any module takes the name from there
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: no collection of garbage need look at it again."""
+    """What is imported by now stays: no collection of garbage need look at it again. And the processes that tests start
+    keep the byte code of what they import, also where the environment would not have it: each next one reads it."""
     gc.collect()
     gc.freeze()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
