@@ -148,7 +148,10 @@ def _image(words: str, window: int = 2) -> KernelSpec:
 
 
 def _depthwise(words: str) -> KernelSpec:
-    wide, lanes = "(128 // bits(T))", "LANES * (128 // bits(T))"
+    wide = "(128 // bits(T))"
+    vectors_of = f"(K // {wide})"
+    parts = f"ceildiv(K, LANES * {wide})"
+    tiles = "ceildiv(N * P * ceildiv(Q, 4), 256 // LANES)"
     residual = "residual" in tensors(words)
     return KernelSpec(
         name="depthwise",
@@ -157,16 +160,21 @@ def _depthwise(words: str) -> KernelSpec:
         summary="each channel by itself, channels last: 16 bytes of channels of four places a thread",
         requires=(
             "G == 1 and K == groups and dilation_h == 1 and dilation_w == 1",
+            "N * P * Q < 2147483648",
             vectors("x", "C", wide),
             vectors("y", "K", wide),
             *((f"not present(residual) or {vectors('residual', 'K', wide)}",) if residual else ()),
         ),
         strides=tensors(words),
         specialize=("R", "S"),
-        params={"STEP": (1, 2), "LANES": (8, 4, 2, 1)},
-        valid=("STEP == stride_h and STEP == stride_w", f"LANES == min(8, next_pow2(ceildiv(K, {wide})))"),
+        params={"STEP": (1, 2), "LANES": (8, 6, 4, 2, 1)},
+        valid=(
+            "STEP == stride_h and STEP == stride_w",
+            f"LANES == (6 if {vectors_of} > 4 and ceildiv({vectors_of}, 6) * 6 < ceildiv({vectors_of}, 8) * 8"
+            f" else min(8, next_pow2({vectors_of})))",
+        ),
         constants={n: e for n, e in EPILOGUES[words].items() if n != "POOL"} | {"POOL": '"none"'},
-        grid=f"ceildiv(K, {lanes}) * ceildiv(N * P * ceildiv(Q, 4), 256 // LANES)",
+        grid=f"{parts} * max(1, min({tiles}, 2 * multiprocessors // {parts}))",
         block="256",
         min_blocks=2,
         estimate="3e-6 + (N * C * H * W + N * K * P * Q) * bits(T) / 8 / 2.5e12",
