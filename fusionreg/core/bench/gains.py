@@ -188,10 +188,23 @@ def _write(path: Path, rows: Iterable[GainRow], catalog: Catalog) -> bool:
 
 
 def _merged(target: str, before: Iterable[GainRow], rows: Iterable[GainRow], catalog: Catalog) -> Gains:
-    """Rows in place of those of the same workloads; of the others those whose kernels have not changed."""
-    kept = [r for r in before if _holds(r, catalog.get(r.fusion), kernel_digest)]
-    every = {(r.fusion, r.workload): r for r in (*kept, *rows)}
+    """Rows in place of those of the same workloads, with times of competitors that were left out this time; of the
+    others those whose kernels have not changed."""
+    known = {(r.fusion, r.workload): r for r in before}
+    kept = [r for r in known.values() if _holds(r, catalog.get(r.fusion), kernel_digest)]
+    every = {(r.fusion, r.workload): r for r in kept}
+    every |= {key: _with_peers(r, known.get(key)) for r in rows for key in [(r.fusion, r.workload)]}
     return Gains(target=target, rows=tuple(every[key] for key in sorted(every)))
+
+
+def _with_peers(row: GainRow, before: GainRow | None) -> GainRow:
+    """A row with what an older one has of other competitors, which do not know our kernels: of the same problem, in the
+    same surroundings. One without any stays so: it cannot be measured."""
+    if before is None or not row.peers or any(before.facts.get(k) != row.facts.get(k) for k in FACTS if k != "date"):
+        return row
+    if any(getattr(before, k) != getattr(row, k) for k in ("dtypes", "choices", "bytes", "axes", "batch", "absent")):
+        return row
+    return row.model_copy(update={"peers": before.peers | row.peers})
 
 
 def _holds(row: GainRow, entry: FusionEntry | None, digest: Callable[[KernelEntry], str]) -> bool:

@@ -79,6 +79,17 @@ def test_the_kernel_that_dispatch_picks_by_now_counts(tmp_path):
     assert asked(catalog).ratio == 0.25
 
 
+def test_competitors_that_were_left_out_keep_their_times(tmp_path):
+    """They do not know our kernel; what surrounds them, and the problem, do count."""
+    catalog = made(tmp_path / "plugin")
+    ship(results(catalog, *COLUMNS), (), catalog)
+    again = column("plain", 2.0, ours=True), column("eager", 5.0)
+    (path,) = ship(results(catalog, *again), (), catalog)
+    assert [(r.ms, r.peers) for r in read(path).rows] == [(2.0, {"eager": 5.0, "compile": 1.25})]
+    ship(results(catalog, *again, scale=2), (), catalog)
+    assert [r.peers for r in read(path).rows] == [{"eager": 5.0}]
+
+
 def test_it_tells_of_its_like_alone(tmp_path):
     catalog = made(tmp_path / "plugin")
     ship(results(catalog, *COLUMNS), (), catalog)

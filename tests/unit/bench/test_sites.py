@@ -22,6 +22,7 @@ from fusionreg.core.matcher.match import Match
 from fusionreg.core.planner.executor import EAGER, INDUCTOR
 from fusionreg.core.planner.plan import Loser, Plan
 from fusionreg.core.planner.policies import UNSURE
+from fusionreg.core.turns import turn
 
 INPUTS = FrozenDict(x="x", bias="b")
 
@@ -132,9 +133,9 @@ def test_one_process_at_a_time_measures(tmp_path):
     cache = Cache(tmp_path / "cache")
     cache.put("kind", "key", b"1")
     refused = pytest.raises(LaunchError, match="cannot measure on device-0: others do")
-    with measuring._turn(cache, "device-0", 1.0), measuring._turn(cache, "device-1", 1.0), refused:
-        measuring._turn(cache, "device-0", 0.1).__enter__()
-    with measuring._turn(cache, "device-0", 0.0):
+    with turn(cache, "device-0", 1.0), measuring._turn(cache, "device-1", 1.0), refused:
+        turn(cache, "device-0", 0.1).__enter__()
+    with turn(cache, "device-0", 0.0):
         assert cache.prune() == 0 and cache.get("kind", "key") == b"1", "a lock is no entry"
 
 
