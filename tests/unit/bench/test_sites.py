@@ -133,7 +133,7 @@ def test_one_process_at_a_time_measures(tmp_path):
     cache = Cache(tmp_path / "cache")
     cache.put("kind", "key", b"1")
     refused = pytest.raises(LaunchError, match="cannot measure on device-0: others do")
-    with turn(cache, "device-0", 1.0), measuring._turn(cache, "device-1", 1.0), refused:
+    with turn(cache, "device-0", 1.0), turn(cache, "device-1", 1.0), refused:
         turn(cache, "device-0", 0.1).__enter__()
     with turn(cache, "device-0", 0.0):
         assert cache.prune() == 0 and cache.get("kind", "key") == b"1", "a lock is no entry"
