@@ -82,7 +82,6 @@ def _kernel(paged: bool, quantised: bool) -> KernelSpec:
         workspace=f"max(4, {places} * 4 if {'B * S' if paged else 'S'} > 128 else 0)",
         cooperative=True,
         min_blocks=4,
-        pending="not proven since rounds read ahead",
         estimate=f"6e-6 + B * S * (2 * H + {3 if quantised else 4} * G) * D * bits(T) / 8 / 3.5e12",
     )
 
