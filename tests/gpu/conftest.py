@@ -1,9 +1,11 @@
-"""GPU tests are deselected on a machine without a device: the driver is asked, no framework is imported for it."""
+"""GPU tests are not collected on a machine without a device: the driver is asked, no framework is imported for it."""
 
 from __future__ import annotations
 
 import fcntl
+import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from fusionreg.core.errors import FusionregError
 from fusionreg.core.runtime.driver import driver
 
 
+@functools.cache
 def _devices() -> int:
     try:
         return driver().device_count()
@@ -18,13 +21,8 @@ def _devices() -> int:
         return 0
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _devices():
-        return
-    without = [i for i in items if "gpu" in i.keywords]
-    if without:
-        config.hook.pytest_deselected(items=without)
-        items[:] = [i for i in items if "gpu" not in i.keywords]
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return None if _devices() else True
 
 
 @pytest.fixture

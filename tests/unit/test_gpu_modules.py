@@ -1,0 +1,25 @@
+"""Where there is no GPU its tests are not collected: that their modules can be imported is all that is known of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULES = sorted((Path(__file__).parents[1] / "gpu").glob("test_*.py"))
+
+
+def test_modules_of_gpu_tests_can_be_imported(monkeypatch):
+    assert MODULES
+    for path in MODULES:
+        spec = importlib.util.spec_from_file_location(f"gpu_module_{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        try:
+            spec.loader.exec_module(module)
+        except pytest.skip.Exception:  # of something that is not installed
+            continue
+        assert [name for name in vars(module) if name.startswith(("test_", "Test"))], path.name
