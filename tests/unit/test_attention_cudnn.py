@@ -109,7 +109,7 @@ def test_what_it_is_not_asked_for(catalog):
 
 
 def test_dispatch_asks_it_where_ours_are_slower(catalog):
-    """Heads of 64 and 128 have a kernel of ours that is faster; those of 96, 192 and 256 have none on wgmma."""
+    """Heads of 64 and 128 have a kernel of ours that is faster; for those of 96, 192 and 256 cuDNN is."""
     entry = catalog["attention.sdpa"]
 
     def first(d: int, e: int) -> str:
