@@ -1,4 +1,4 @@
-"""Where there is no GPU its tests are not collected; that their modules can be imported is all that is known of them."""
+"""Where there is no GPU its tests are not collected; that their modules can be imported is what is known of them."""
 
 from __future__ import annotations
 
