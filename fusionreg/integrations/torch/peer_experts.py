@@ -133,7 +133,7 @@ def _route_grad(s: Site) -> Any:
 def _routed_outer(s: Site) -> Any:
     """With torch's own where indicators of all rows and matrices would be many."""
     a, b, ids = s.args[0], s.args[1], s.args[2]
-    count, flat = s.extents(3)[0], ids.reshape(-1)
+    count, flat = s.extents(3)[0], ids.reshape(-1).long()
     a, b = (v.expand(*s.extents(2), v.shape[-1]).reshape(-1, v.shape[-1]) for v in (a, b))
     if s.dtype(3) == torch.bfloat16 and prod(s.extents(2)) * prod(s.extents(3)[1:]) > GATHERED:
         order = torch.argsort(flat, stable=True)
