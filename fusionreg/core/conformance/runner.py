@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..registry.entries import FusionEntry, KernelEntry
 
 #: Threads in all further cases of a unit for which no other build is worth its compilation.
-FEW_THREADS = 2_048
+FEW_THREADS = 8_192
 
 Progress = Callable[[int, int, Evaluation], None]
 """Called after each evaluation with (done, total, it)."""
