@@ -6,6 +6,8 @@ Calls go through the runtime, in the simulator; where it matters which kernel ru
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,7 +15,12 @@ import torch
 from catalogs import shipped
 
 from fusionreg.core.conformance import run, run_mutants
+from fusionreg.core.conformance.cases import derive
+from fusionreg.core.conformance.execute import Job, execute, prepare
 from fusionreg.core.conformance.mutants import edit
+from fusionreg.core.conformance.simulated import SimExecutor
+from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.proof.report import Status
 from fusionreg.core.runtime import Runtime
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("float32")
@@ -126,6 +133,18 @@ def test_large_maps_take_their_own_kernel_without_a_copy(sim_cache, last, kernel
     y = forward(runtime, x, given, **MOMENTUM)[0]
     assert kernel_of(runtime, "norm.batchnorm_relu") == {kernel} and y.stride() == x.stride()
     torch.testing.assert_close(y, torch_forward(x.float(), given)[0].half(), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("fusion", [name for name in BATCH if "." not in name[5:]])
+def test_more_tiles_than_stay_in_shared_memory(fusion, sim_cache):
+    entry, executor = CATALOG[fusion], SimExecutor(sim_cache, target="sm_90a", multiprocessors=1)
+    trials = derive(entry, entry.kernel("channels_last"), "sm_90a", "quick")
+    base = next(t for t in trials if t.dtypes["T"] == "float16" and t.name.endswith("slices"))
+    trial = replace(base, axes=FrozenDict({**base.axes, "N": 17, "C": 32, "S": 245}), leading=(1,), params=FrozenDict())
+    found = prepare(entry, entry.kernel("channels_last"), trial, executor)
+    assert isinstance(found, Job) and found.candidate.params["PINNED"] > 0, found
+    result = execute(found, executor, CATALOG.ops)
+    assert result.status is Status.PASSED, result
 
 
 @LAYOUTS

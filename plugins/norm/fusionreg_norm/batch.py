@@ -56,72 +56,79 @@ def _widest(axis: str, tensors: tuple[str, ...]) -> str:
 THREADS = 512
 
 
-def _kernels(
-    direction: str, tensors: tuple[str, ...], moved: int, add: bool
-) -> tuple[KernelSpec, ...]:
+#: Rows of a tile to a thread, tiles that are under way, and those that stay in shared memory: the fastest on an H200.
+_TILES = {
+    ("forward", False): (2, 4, 9),
+    ("forward", True): (2, 3, 7),
+    ("backward", False): (2, 3, 3),
+    ("backward", True): (1, 4, 7),
+}
+
+
+def _kernels(direction: str, tensors: tuple[str, ...], moved: int, add: bool) -> tuple[KernelSpec, ...]:
     """``tensors``: all [N C S]; ``moved``: how many of them are read or written, one read twice counting twice.
 
-    Measured on an H200: copying ahead pays but for three tensors at once; row-major, forward kernels like two smaller
-    blocks to a multiprocessor.
+    Measured on an H200: row-major, forward kernels like two smaller blocks to a multiprocessor.
     """
     forward = direction == "forward"
-    ahead = forward or not add
     flags = {"ADD": str(int(add))}
     seconds = f"{moved} * N * C * S * bits(T) / 8 / (4e12 if VEC > 1 else 1e12)"
 
-    def cooperative(
-        name: str, grid: str, count: str, blocks: int, constants: Mapping[str, str], **fields: Any
-    ) -> KernelSpec:
+    def cooperative(name: str, template: str, constants: Mapping[str, str], **fields: Any) -> KernelSpec:
         return KernelSpec(
             name=name,
-            template=f"batch_{direction}.cu.j2",
+            template=f"batch_{direction}{template}.cu.j2",
             constants={**flags, "PLAIN": "0", "THREADS": str(THREADS), **constants},
-            grid=grid,
             block="THREADS",
-            workspace=f"({count} + 1) * 2 * max(C, 1) * 8",
             cooperative=True,
-            min_blocks=blocks,
             estimate=f"1e-5 + {seconds}",
             **fields,
         )
 
     strips, resident = "ceildiv(C, LANES * VEC)", "multiprocessors"
-    slices = f"max(1, min({resident} // {strips}, ceildiv(N * S, {THREADS} // LANES * UNROLL)))"
-    last: dict[str, str] = {"LAST": "1", "RING": "1 if VEC > 1 else 0" if ahead else "0"}
-    if forward:
-        last["TURN"] = "UNROLL" if add else "8"
+    slices = f"max(1, min({resident} // {strips}, ceildiv(N * S, {THREADS} // LANES)))"
+    # Few channels of few rows: more channels to a slice would leave each block much to merge.
+    few = "C <= 16 * VEC and N * S * C * bits(T) < 320000000"
+    lanes = f"(4 if {few} else 8 if 4 * ceildiv(C, 8 * VEC) <= {resident} else 32)"
+    held, passing = (1, int(add)) if forward else (2, int(add))
+    unroll, ahead, pinned = _TILES[direction, add]
+    tiles = f"({held} * (PINNED + AHEAD) + {passing} * AHEAD)"
     planes, units = 2 if forward else 1, "N * C * ceildiv(S, CHUNK)"
     return (
         cooperative(
             "channels_last",
-            f"{strips} * {slices}",
-            slices,
-            1,
-            last,
+            "_last",
+            {"LAST": "1", "RING": "1 if VEC > 1 else 0"},
+            grid=f"{strips} * {slices}",
+            workspace=f"({slices} + 1) * 2 * max(C, 1) * 8 + {strips} * 4",
+            min_blocks=1,
             summary="channels last: 16 bytes of channels a thread, rows over the grid",
             regions=("y" if forward else "dx",),
             strides=tensors,
             requires=_last(tensors),
             params={
                 "VEC": (8, 4, 1),
-                "LANES": (32, 16, 8, 4, 2, 1),
-                "UNROLL": (4, 2) if ahead else (2,),
-                **({"STAGES": (4,)} if ahead else {}),
+                "LANES": (8, 4, 2, 1, 16, 32),
+                "UNROLL": (unroll,),
+                "AHEAD": (ahead, 2),
+                "PINNED": (pinned, pinned - 2, 0),
             },
-            shared_memory=f"(STAGES * UNROLL * {THREADS} * 16) if VEC > 1 else 0" if ahead else "0",
+            shared_memory=f"({tiles} * UNROLL * {THREADS} * 16) if VEC > 1 else 0",
             valid=(
                 _widest("C", tensors),
-                "LANES == min(32, next_pow2(ceildiv(C, VEC)))",
+                f"LANES == min({lanes}, next_pow2(ceildiv(C, VEC)))",
                 f"{strips} <= {resident}",
-                *(("UNROLL == 4 or not has(wgmma)",) if ahead else ()),  # half for parts with less shared memory
+                f"AHEAD == ({ahead} if has(wgmma) else 2)",  # parts with less shared memory
+                f"PINNED == (0 if not has(wgmma) else {pinned} if LANES < 32 else {pinned - 2})",
             ),
         ),
         cooperative(
             "planes",
-            f"max(1, min(ceildiv({units}, {4 * THREADS // 32}), {planes} * multiprocessors))",
-            "N * ceildiv(S, CHUNK)",
-            planes,
+            "_planes",
             {"LAST": "0", "RING": "0"},
+            grid=f"max(1, min(ceildiv({units}, {4 * THREADS // 32}), {planes} * multiprocessors))",
+            workspace="(N * ceildiv(S, CHUNK) + 1) * 2 * max(C, 1) * 8",
+            min_blocks=planes,
             summary="row-major: a warp to so many places of a channel of an image",
             regions=("y" if forward else "dx",),
             requires=("N * C * S > 0",),
@@ -246,9 +253,7 @@ BATCHNORM_ADD_RELU_BACKWARD = _fusion(
     layouts={"dx": "x", "dresidual": "x"},
     outputs={"dx": MAP, "dresidual": MAP, "dscale": CHANNEL, "dbias": CHANNEL},
     regions=(
-        _behind(
-            "dx", {"dy": MAP, "x": MAP, "y": MAP, "scale": CHANNEL, **_SAVED}, {"dresidual": MAP, **_GRADIENTS}
-        ),
+        _behind("dx", {"dy": MAP, "x": MAP, "y": MAP, "scale": CHANNEL, **_SAVED}, {"dresidual": MAP, **_GRADIENTS}),
     ),
     kernels=_kernels("backward", ("dy", "x", "y", "dx", "dresidual"), 7, add=True),
 )
