@@ -220,7 +220,6 @@ def _pixels(flags: Mapping[str, str]) -> KernelSpec:
         shared_memory=f"STAGES * {stage} + {others}",
         workspace=f"N * groups * {blocks} * 16 + N * C * {blocks} * 8",
         min_blocks=1,
-        pending="not all cases run on a GPU yet",
         estimate=f"1.4e-5 + ceildiv({units}, {teams}) * (TILES * THREADS * 1.35e-8 + SLICE * {blocks} * 9e-9)"
         f" * (1 if {WIDTH} >= 40 else 1.1) * (1 if STAGES == 3 or {units} <= {teams} * 4 else 1.15)",
     )  # fmt: skip
