@@ -20,7 +20,7 @@ from fusionreg.core.runtime import Runtime
 CATALOG = shipped("conv")
 PAD = {"pad_top": 1, "pad_left": 1, "pad_bottom": 1, "pad_right": 1}
 HALVED = PAD | {"pool_stride_h": 2, "pool_stride_w": 2}
-OWN = {"SHARE": 1, "MB": 2, "BK": 64, "EDGE": 8, "ONCE": 0, "HALO": 1}
+OWN = {"SHARE": 1, "MB": 2, "BK": 64, "EDGE": 8, "SPLIT": 1, "ONCE": 0, "HALO": 1}
 BOTH = OWN | {"SHARE": 2}
 PIXELS = {"EDGE": 64, "HALO": 0}
 
@@ -59,6 +59,10 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int], dict[str, Any]]] = 
     ),
     "dilated": (
         "conv_bn", (2, 16, 12, 10, 64, 5, 3), OWN | {"HALO": 0}, {"pad_top": 4, "dilation_h": 2, "pad_left": 1},
+    ),
+    "divided": (  # a sum between two blocks, and then its channels
+        "conv_bn_relu", (3, 1096, 5, 9, 264, 1, 1), BOTH | PIXELS | {"MB": 1, "BK": 128, "SPLIT": 2},
+        {"absent": (), "dtype": "bfloat16", "multiprocessors": 64},
     ),
     "pixels": (
         "conv_bn_relu", (3, 72, 5, 9, 264, 1, 1), OWN | PIXELS | {"MB": 1, "BK": 256},

@@ -16,10 +16,10 @@ _TN = f"({_BM} // ({_TH} * {_TW}))"
 _DEPTHS = "ceildiv(C, 64)"
 #: Rows of the kernel that a box of x serves; bytes of such a box, with the tiles of w that come with it.
 _TAPS = "(R if HALO else 1)"
-_STAGE = f"((({_TH} + {_TAPS} - 1) * {_TW} * {_TN} + (SHARE - 1) * {_TAPS} * BK) * 128)"
+_STAGE = f"(({_BM} * ({_TH} + {_TAPS} - 1) // {_TH} + (SHARE - 1) * {_TAPS} * BK) * 128)"
 _KEPT = f"((2 - SHARE) * {_DEPTHS} * R * S * BK * 128)"  # of weights that stay in shared memory
 #: Slots of a warp for y, and their bytes.
-_SLOTS = "max(2, MB * min(BK // 64, {}))"
+_SLOTS = "max(2, MB * min(BK // SPLIT // 64, {}))"
 _ACROSS = "(EDGE != 8 and MB * SHARE < EDGE)"  # windows of a pool reach into two warps
 _SLOTS_POOLED = f"((MB if EDGE == 8 or {_ACROSS} else 1) * (1 if {_ACROSS} else min(BK // 64, 2)))"
 
@@ -74,7 +74,7 @@ def wgmma(words: str) -> KernelSpec:
     pixels = f"(ceildiv(N * P * Q, {_BM}) if EDGE == 64 else {pixels})"
     sides = "ceildiv(K, BK)"
     teams = f"max(1, multiprocessors // {sides})"  # that share a tile of x
-    grid = f"{sides} * min({pixels} if SHARE == 2 else ceildiv({pixels}, 2), {teams})"
+    grid = f"{sides} * (2 * {pixels} if SPLIT == 2 else min({pixels} if SHARE == 2 else ceildiv({pixels}, 2), {teams}))"
     flat = [
         "R * S * stride_h * stride_w == 1 and pad_top + pad_left + pad_bottom + pad_right == 0",
         _dense("x", "H", "W", "C"),
@@ -84,11 +84,15 @@ def wgmma(words: str) -> KernelSpec:
     wide = " and (SHARE == 1 or BK == 64 or not present(residual))" if add else ""  # what there is memory for
     x_pixel = _pixel("x", "W", "C")
     # seconds of a consumer for its part of a tile: products, and the epilogue; of all, in rounds; of memory and L2
-    products, rest = f"MB * {_DEPTHS} * R * S * BK * 1.3e-9", "MB * BK * 3e-9"
-    turn = f"({products} + ({products} + {rest} if SHARE == 2 else max({products}, {rest})))"
+    rate = "(1.9e-9 if BK == 64 else 1.35e-9 if BK == 128 else 1.305e-9)"
+    rate += " * (1 if SHARE == 2 else 1.5 if MB == 1 and BK < 256 else 1.4 if EDGE == 2 else 1.05)"
+    products, rest = f"MB * {_DEPTHS} * R * S * BK * {rate} / SPLIT", "(MB * BK * 1.1e-8 + (SPLIT - 1) * 6e-6)"
+    turn = f"({products} + max({products} + (SHARE - 1) * {rest}, {rest}))"
     rounds = f"ceildiv({pixels}, (3 - SHARE) * {teams}) * {turn}"
-    memory = f"(N * C * min(H * W, P * Q * R * S) + N * {rows} * {columns} * K) * 2 / 3.9e12"
-    cache = f"{pixels} * {sides} * {_DEPTHS} * (R * S // {_TAPS}) * {_STAGE} / 8e12"
+    results = "(2 if present(residual) else 1)" if add else "1"
+    memory = f"(N * C * min(H * W, P * Q * R * S) + N * {rows} * {columns} * K * {results}) * 2 / 3.8e12"
+    cache = f"{pixels} * {sides} * {_DEPTHS} * (R * S // {_TAPS}) * {_STAGE} / 8.9e12"
+    ahead = f"(2 if {room} - {_KEPT} < 40960 else 1)"  # so little is under way that its way from memory shows
     return KernelSpec(
         name="wgmma",
         fusion=f"conv.{words}",
@@ -120,6 +124,7 @@ def wgmma(words: str) -> KernelSpec:
             "MB": (2, 1),  # products of 64 rows that one has
             "BK": (64, 128, 256),
             "EDGE": (8, 4, 2) if pool else (8, 4, 2, 64),  # of a tile in the image; 64: pixels follow each other
+            "SPLIT": (1,) if pool else (1, 2),  # blocks of a tile
             "ONCE": (1, 0),  # whether L2 is told that x is read once
             "HALO": (1, 0),  # whether boxes have the rows of the image that all rows of the kernel need
         },
@@ -132,6 +137,8 @@ def wgmma(words: str) -> KernelSpec:
             f"({room} - {_KEPT}) // {_STAGE} >= 2",
             "MB == 2 or BK >= 128 or SHARE == 2 and N * P * Q <= 4096"
             f" or SHARE == 1 and ({_DEPTHS} * R * S * BK > 1024 or N < 2)",
+            f"SPLIT == 1 or SHARE == 2 and MB == 1 and BK == 128 and {pixels} * {sides} * 2 <= multiprocessors"
+            f" and R * S * {_DEPTHS} >= 16",
             *((f"EDGE == 8 or {_ACROSS} or MB == 2 and EDGE == 2 * SHARE",) if pool else ()),
         ),
         constants={
@@ -176,11 +183,12 @@ def wgmma(words: str) -> KernelSpec:
         grid=grid,
         block="384",
         min_blocks=1,
+        cluster="SPLIT",
         programmatic=True,
         shared_memory=f"{stages} * {_STAGE} + {_KEPT} + {_MEMORY} + 1024 - {room}",
         # launch; weights that stay; the longest of what memory, L2 and the multiprocessors do, and some of the others
-        estimate=f"4e-6 + {_KEPT} * 2e-11 + 0.9 * max({memory}, {cache}, {rounds})"
-        f" + 0.1 * ({memory} + {cache} + {rounds} + ONCE * {memory})",
+        estimate=f"4e-6 + {_KEPT} * 2e-11 + {ahead} * (0.9 * max({memory}, {cache}, {rounds})"
+        f" + 0.1 * ({memory} + {cache} + {rounds} + ONCE * {memory}))",
     )  # fmt: skip
 
 
