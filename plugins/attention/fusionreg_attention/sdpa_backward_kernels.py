@@ -120,7 +120,6 @@ def _wgmma(mask: str) -> KernelSpec:
             "TURNS": "1 - APART",
             **_constants(mask),
         },
-        pending="not proven since warpgroups take turns",
         tensor_maps=tuple(
             TensorMap(name=f"{n}_map", operand=n, box=("64", "BN" if n in _STREAMED else "64", "1", "1"), swizzle="128")
             for n in _ROWS

@@ -114,7 +114,6 @@ def _wgmma_wide(masked: str, statistics: bool) -> KernelSpec:
         "estimate": f"6e-6 + {_PAIRS} * 2 * (D + E) / {'2.5e14' if masked else '5e14'}"
         + _FEW.format(128, 3.2e10)
         + (_STORED if statistics else ""),
-        **({} if masked or statistics else {"pending": "not proven for bfloat16 alone"}),
     }
     return kernel.model_copy(update=changes)
 
