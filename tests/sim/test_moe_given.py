@@ -8,6 +8,7 @@ import pytest
 import torch
 from catalogs import shipped
 
+from fusionreg.core.errors import MisfitError
 from fusionreg.core.problem import bind
 from fusionreg.core.runtime import Runtime, dispatch
 from fusionreg.core.simulator import Checks
@@ -63,7 +64,7 @@ def test_ids_of_any_kind(kernel, tokens, kind, sim_cache, monkeypatch):
 @pytest.mark.parametrize(("kernel", "kind"), [("wgmma", np.int32), ("tensor_core", np.int32), ("plain", np.int64)])
 def test_gradients_are_torch_s(kernel, kind, sim_cache):
     """Of tokens, weights and matrices; a choice of no expert has none, nor has an expert that nobody names."""
-    rng, tokens, width, hidden = np.random.default_rng(9), 45, 64, 40
+    rng, tokens, width, hidden = np.random.default_rng(9), 45, 64, 40 if kernel == "wgmma" else 120
     dy, x = (rng.standard_normal((tokens, width)).astype(np.float16) for _ in range(2))
     gate_up = (rng.standard_normal((E, 2 * hidden, width)) / 8).astype(np.float16)
     down = (rng.standard_normal((E, width, hidden)) / 6).astype(np.float16)
@@ -87,3 +88,16 @@ def test_gradients_are_torch_s(kernel, kind, sim_cache):
         assert np.abs(got.astype(np.float64) - right.numpy()).max() <= 2**-8 * (1 + float(right.abs().max()))
     outside = (ids < 0) | (ids >= E)
     assert not found[1][outside].any() and not found[0][1].any() and not found[2][3].any() and not found[3][3].any()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_what_are_no_ids(kind, sim_cache):
+    x, gate_up, down = (np.zeros(shape, np.float32) for shape in ((3, 16), (2, 32, 16), (2, 16, 16)))
+    ids, weights = np.zeros((3, 2), kind), np.ones((3, 2), np.float32)
+    with pytest.raises(MisfitError, match="int64 or int32"):
+        Runtime(CATALOG, "sim", sim_cache).call(FUSION, x, ids, weights, gate_up, down, activation="Swish")
+
+
+def test_more_rows_than_16_bits_number():
+    """They are on the first axis of a grid, as the others end at 65535."""
+    assert all(len(kernel.spec.grid) <= 1 for kernel in CATALOG.kernels)

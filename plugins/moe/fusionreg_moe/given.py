@@ -18,25 +18,13 @@ _SMALL = {"D": 72, "E": 4, "J": 80, "I": 40}
 _OF_ROUTERS = ("top_k", "scoring", "renormalise", "scale")
 
 
-PENDING = "not run on a GPU since ids may be of 32 bits"
-_NOT_RUN = (
-    "expert_ffn/decode",
-    "expert_ffn/plain",
-    "expert_ffn_w8a16/decode",
-    "expert_ffn_w8a16/tiles",
-    "expert_ffn_w8a16/plain",
-    "expert_ffn_w4a16/tiles",
-)
-
-
-def _kernel(kernel: KernelSpec, words: str) -> KernelSpec:
+def _kernel(kernel: KernelSpec) -> KernelSpec:
     """One of routed experts that reads their choice in place of the router's logits."""
     return kernel.model_copy(
         update={
             "constants": {**kernel.constants, "scoring": "0"},  # templates read: there is none
             "specialize": ("top_k",),
             "strides": tuple(name for name in kernel.strides if name != "logits"),
-            "pending": PENDING if f"{words}/{kernel.name}" in _NOT_RUN else kernel.pending,
         }
     )
 
@@ -114,7 +102,7 @@ def _given(spec: FusionSpec, words: str, small: dict[str, int]) -> FusionSpec:
         )
         if "float32" in spec.dtypes["T"]
         else (),
-        kernels=tuple(_kernel(k, words) for k in spec.kernels),
+        kernels=tuple(_kernel(k) for k in spec.kernels),
         tags=spec.tags,
     )
 
@@ -148,7 +136,7 @@ def _backward(spec: FusionSpec) -> FusionSpec:
             t.model_copy(update={"inputs": 8.0}) if t.dtype == "float32" else t
             for t in spec.tolerances
         ),
-        kernels=tuple(_kernel(k, "expert_ffn_backward") for k in spec.kernels),
+        kernels=tuple(_kernel(k) for k in spec.kernels),
         tags=spec.tags,
     )
 

@@ -40,10 +40,6 @@ _WORKSPACE = (
     f"4 * align({_ROWS} * 4, 128) + align({_GRID} * E * 4, 128) + align({_ROWS} * D * 2, 128)"
     f" + (min(E, {_ROWS}) + {_ROWS} // {_TOKENS}) * {_TOKENS} * align(I, 64) * 2"
 )
-#: The same of tiles with twice as many tokens.
-_WIDE_TILES = f"(min(E, {_ROWS}) + {_ROWS} // 256) * max(ceildiv(I, 64), ceildiv(D, 128))"
-_WIDE_GRID = f"max(1, min(multiprocessors, {_WIDE_TILES}))"
-
 #: Seconds that so many of the products' matrices take to stream past, at the rate of memory or of the blocks there are.
 _STREAMED = f"min(E, {_ROWS}) * I * D * {{products}} * 2 / min(4.3e12, 6.6e10 * min(E, {_ROWS}) * {{tiles}})"
 
@@ -72,33 +68,6 @@ WGMMA = KernelSpec(
     workspace=_WORKSPACE,
     estimate=f"2.5e-5 + max({_STREAMED.format(tiles='ceildiv(I, 128)', products=2)}"
     f" + {_STREAMED.format(tiles='ceildiv(D, 256)', products=1)}, {_ROWS} * I * D * 6 / 6e14)",
-)
-
-#: Blocks of 256 tokens of an expert: their tiles read a third less of shared memory. Of few, much of a tile is of none.
-WIDE = WGMMA.model_copy(
-    update={
-        "name": "wgmma_wide",
-        "summary": "the same with tiles of twice as many tokens and half as many weights, for many tokens",
-        "constants": {**WGMMA.constants, "TOKENS": "256"},
-        "tensor_maps": (
-            TensorMap(
-                name="gate_up_map",
-                operand="gate_up",
-                dims=("D", "8", "2", "I // 8", "E"),
-                strides=("D", "I * D", "8 * D", "J * D"),
-                box=("64", "8", "2", "8", "1"),
-                swizzle="128",
-                l2_promotion=256,
-            ),
-            TensorMap(name="down_map", operand="down", box=("64", "128", "1"), swizzle="128", l2_promotion=256),
-        ),
-        "grid": (_WIDE_GRID,),
-        "shared_memory": "STAGES * ((128 + TOKENS) * 128 + 16) + 8 * 16 * 16 * 2",
-        "workspace": f"4 * align({_ROWS} * 4, 128) + align({_WIDE_GRID} * E * 4, 128) + align({_ROWS} * D * 2, 128)"
-        f" + (min(E, {_ROWS}) + {_ROWS} // 256) * 256 * align(I, 64) * 2",
-        "pending": "not timed on a GPU",
-        "estimate": f"3e-5 + I * D * 6 * max(min(E, {_ROWS}) / 3e12, ({_ROWS} + 64 * min(E, {_ROWS})) / 6.6e14)",
-    }
 )
 
 #: Bytes of weights a second on an H200, by their bits: of ``decode``, and of ``tiles``. Fewer bits take as many
@@ -171,4 +140,4 @@ def tiles(bits: int = 16) -> KernelSpec:
     )
 
 
-KERNELS = (decode(), WGMMA, WIDE, tiles(), plain())
+KERNELS = (decode(), WGMMA, tiles(), plain())
