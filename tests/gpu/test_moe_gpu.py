@@ -84,7 +84,7 @@ def test_products_are_added_in_one_order(torch, kernel):
             assert torch.equal(run.call(SCATTER, base, x, w, ends, weights, index), y)
 
 
-@pytest.mark.parametrize("kernel", ["wgmma", "wgmma_wide", "tiles", "plain"])
+@pytest.mark.parametrize("kernel", ["wgmma", "tiles", "plain"])
 def test_more_rows_than_16_bits_number(torch, kernel):
     """llama.cpp#13384: 65,536 rows of experts and 8 more; the last of them counts."""
     tokens, width, experts, k = 32772, 64, 8, 2

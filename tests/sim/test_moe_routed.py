@@ -117,7 +117,6 @@ def test_one_expert_for_all_and_none_for_the_rest(kernel, tokens, sim_cache):
     [
         ("wgmma", 1, {"M": 520, "D": 24, "E": 3, "J": 272, "I": 136}),  # more choices than are staged at once
         ("wgmma", 3, {"M": 40, "D": 328, "E": 4, "J": 144, "I": 72}),
-        ("wgmma_wide", 2, {"M": 500, "D": 136, "E": 3, "J": 208, "I": 104}),  # more of an expert than a tile has
         ("decode", 2, {"M": 7, "D": 264, "E": 6, "J": 272, "I": 136}),  # more tiles than a window has
     ],
 )
@@ -144,7 +143,7 @@ def test_blocks_take_tile_after_tile(kernel, multiprocessors, axes, sim_cache):
         ("float16", {"M": 64, "D": 2048, "E": 128, "J": 1536, "I": 768}, "wgmma"),
         ("bfloat16", {"M": 1, "D": 4096, "E": 8, "J": 28672, "I": 14336}, "decode"),
         ("float16", {"M": 256, "D": 4096, "E": 8, "J": 28672, "I": 14336}, "wgmma"),
-        ("float16", {"M": 4096, "D": 4096, "E": 8, "J": 28672, "I": 14336}, "wgmma_wide"),
+        ("float16", {"M": 4096, "D": 4096, "E": 8, "J": 28672, "I": 14336}, "wgmma"),
         ("bfloat16", {"M": 64, "D": 2044, "E": 128, "J": 1536, "I": 768}, "plain"),
         ("float32", {"M": 64, "D": 2048, "E": 128, "J": 1536, "I": 768}, "plain"),
     ],
