@@ -217,6 +217,19 @@ def test_a_second_compile_is_a_hit(entry, tmp_path, monkeypatch):
     assert again == replace(first, cached=True)
 
 
+def test_a_cubin_without_a_log_is_compiled_anew(entry, monkeypatch):
+    """NVRTC may have it in a cache of its own; without the log a launch would not know of its shared memory."""
+    first, compiled = compile_source(source_of(entry)), nvrtc.compile_unit
+
+    def kept(text, name, arch, options, whom):
+        cubin, log = compiled(text, name, arch, options, whom)
+        return cubin, log if "--no-cache" in options else ""
+
+    monkeypatch.setattr(nvrtc, "compile_unit", kept)
+    again = compile_source(source_of(entry))
+    assert again.registers == first.registers > 0 and again.shared == first.shared
+
+
 def test_a_damaged_cubin_is_compiled_anew(entry, tmp_path):
     cache = Cache(tmp_path / "cache")
     first = compile_source(source_of(entry), cache)

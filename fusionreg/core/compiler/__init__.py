@@ -95,7 +95,10 @@ def compile_source(source: KernelSource, cache: Cache | None = None, observers: 
     headers.check([h for h in source.headers if h.startswith("cuda_")], directories, source.kernel)
     options = (*source.options, *(f"-I{d}" for d in directories))
     started = time.perf_counter()
-    cubin, log = nvrtc.compile_unit(source.text, f"{source.entry}.cu", source.target, options, source.kernel)
+    unit = source.text, f"{source.entry}.cu", source.target
+    cubin, log = nvrtc.compile_unit(*unit, options, source.kernel)
+    if not resources(log, source.entry).registers:  # from NVRTC's own cache, which keeps no log; launches go by it
+        cubin, log = nvrtc.compile_unit(*unit, (*options, "--no-cache"), source.kernel)
     seconds = time.perf_counter() - started
     used = resources(log, source.entry)
     code = ObjectCode(
