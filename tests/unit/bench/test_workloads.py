@@ -6,6 +6,7 @@ import json
 
 import plugin_kit
 import pytest
+from pydantic import ValidationError
 from catalogs import shipped
 
 from fusionreg.core import describe
@@ -33,7 +34,6 @@ def test_a_workload_that_fits() -> None:
     [
         ({"axes": {"M": 16}}, "axes", "nothing for N"),
         ({"axes": {"M": 16, "N": 32, "Q": 1}}, "axes", "unknown 'Q'"),
-        ({"axes": {"M": 16, "N": -1}}, "axes", "N = -1"),
         ({"dtypes": {}}, "dtypes", "nothing for T"),
         ({"dtypes": {"T": "int8"}}, "dtypes", "'int8'"),
         ({"dtypes": {"T": "float16", "U": "float16"}}, "dtypes", "unknown 'U'"),
@@ -54,6 +54,11 @@ def test_what_does_not_fit(changes, field, said) -> None:
     found = problems(**changes)
     assert list(found) == [f"workloads[0].{field}"]
     assert said in found[f"workloads[0].{field}"]
+
+
+def test_an_extent_is_not_negative() -> None:
+    with pytest.raises(ValidationError, match="axes.N"):
+        Workload(**GOOD | {"axes": {"M": 16, "N": -1}})
 
 
 def test_constraints_and_names() -> None:
