@@ -6,8 +6,8 @@ import json
 
 import plugin_kit
 import pytest
-from pydantic import ValidationError
 from catalogs import shipped
+from pydantic import ValidationError
 
 from fusionreg.core import describe
 from fusionreg.core.ops import default_vocabulary
@@ -57,7 +57,7 @@ def test_what_does_not_fit(changes, field, said) -> None:
 
 
 def test_an_extent_is_not_negative() -> None:
-    with pytest.raises(ValidationError, match="axes.N"):
+    with pytest.raises(ValidationError, match=r"axes\.N"):
         Workload(**GOOD | {"axes": {"M": 16, "N": -1}})
 
 
