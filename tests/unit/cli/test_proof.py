@@ -129,7 +129,7 @@ def test_a_kernel_that_did_not_load_is_told_beside_its_siblings(cli, acme):
     ("grid", "said"),
     [
         ("M * N - 500", "extents are not positive"),
-        ("ceildiv(M * N, 256) + 0.5", "grid0 is 2.5"),
+        ("ceildiv(M * N, 256) + 0.5", "grid0 is 6.5"),
         ("256 // (M - 32)", "modulo by zero"),
     ],
 )
