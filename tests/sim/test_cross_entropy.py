@@ -57,7 +57,7 @@ def test_against_torch(reduction, shape, sim_cache):
         (ROWS, "    __syncthreads();\n", ""),
         (f"{LOSS}_backward", "labels[row] != ignore_index", "true"),
         (f"{LOSS}_backward", "j == hit - n", "j == 0"),
-        (f"{ROWS}_backward", "entropy::write(to + n, {})", "(void)to"),
+        (f"{ROWS}_backward", "entropy::write(dx + row * K + n, {})", "(void)to"),
     ],
 )
 def test_faults_are_noticed(fusion, text, other):

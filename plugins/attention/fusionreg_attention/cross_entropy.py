@@ -39,20 +39,28 @@ _ROUNDING = Tolerance(
 def _kernel(backward: bool, reduced: bool) -> KernelSpec:
     rows = ("x", "dx") if backward else ("x",)
     wide = " and ".join(("K % (128 // bits(T)) == 0", *(f"aligned({n}, 16)" for n in rows)))
-    together = reduced and not backward
     # As many rows as the cache keeps until they are read again.
     longest, long = ((1024,), "1024 if K * bits(T) > 1048576 else ") if backward else ((), "")
-    blocks = "max(1, min(multiprocessors * (1024 // THREADS), ceildiv(M, THREADS // TEAM)))"
+    # A row and the next one in registers: fewer threads are resident.
+    resident = "(768 if HELD else 1024)" if backward else "1024"
+    blocks = f"max(1, min(multiprocessors * ({resident} // THREADS), ceildiv(M, THREADS // TEAM)))"
     return KernelSpec(
         name="rows",
+        **({"pending": "not proven since rows are held in registers"} if backward else {}),
         template=f"cross_entropy_{'backward' if backward else 'forward'}.cu.j2",
         summary="a row to a warp or to a block, read once"
-        + (" from memory, and again from the cache" if backward else ""),
+        + (" where registers hold it, and again from the cache elsewhere" if backward else ""),
         requires=("M < 2147483648 and K < 2147483648",),
-        params={"VEC": (8, 4, 1), "THREADS": (*longest, 512, 128), "TEAM": (*longest, 512, 128, 32)},  # of a row
+        params={
+            "VEC": (8, 4, 1),
+            "THREADS": (*longest, 512, 128),
+            "TEAM": (*longest, 512, 128, 32),  # of a row
+            **({"HELD": (1, 0)} if backward else {}),
+        },
         valid=(
             f"VEC == (128 // bits(T) if {wide} else 1)",
             f"TEAM == ({long}512 if K > 8192 else 128 if K > 2048 else 32) and THREADS == max(TEAM, 128)",
+            *(("HELD == (1 if TEAM == 32 and K <= 128 * VEC else 0)",) if backward else ()),
         ),
         constants={
             "REDUCED": str(int(reduced)),
@@ -60,8 +68,8 @@ def _kernel(backward: bool, reduced: bool) -> KernelSpec:
         },
         grid=blocks,
         block="THREADS",
-        cooperative=together,
-        workspace=f"8 * {blocks} * (THREADS // TEAM)" if together else "0",
+        cooperative=reduced,
+        workspace=f"8 * {blocks} * (THREADS // TEAM)" if reduced else "0",
         estimate=f"6e-6 + M * K * bits(T) / 8 * {2 if backward else 1} / 3.8e12",
     )
 
