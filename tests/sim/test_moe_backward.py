@@ -77,7 +77,7 @@ def close(got, wanted, dtype):
     ],
 )
 def test_gradients_are_those_of_the_layer(kernel, dtype, attributes, sim_cache):
-    inputs = operands(11, 64, 24, 5, dtype)
+    inputs = operands(11, 64, 104 if kernel == "wgmma" else 24, 5, dtype)  # behind 104 is most of a tile
     bias = np.linspace(0.3, -0.3, 5).astype(np.float32) if attributes["scoring"] == "sigmoid" else None
     run = runtime(kernel, sim_cache)
     got = run.call(FUSION, *inputs, bias, top_k=3, **attributes)
@@ -131,15 +131,7 @@ def candidates(experts, hidden):
     }  # fmt: skip
     tensors = {n: Tensor("bfloat16", s, _strides(s)) for n, s in shapes.items()}
     problem = bind(CATALOG[FUSION], tensors, {"top_k": 8, "activation": "Swish"}, "sm_90a", 132)
-    return {c.kernel.name: c.launch for c in select(CATALOG[FUSION], problem).accepted}
-
-
-@pytest.mark.parametrize(
-    ("hidden", "first"), [(768, "wgmma"), (864, "wgmma"), (872, "tensor_core"), (888, "tensor_core")]
-)
-def test_channels_behind_the_last_one_are_written(hidden, first):
-    """wgmma leaves those of some layers, whose gradients would be NaN: another kernel is taken."""
-    assert next(iter(candidates(128, hidden))) == first
+    return {c.kernel.name: c.launch for c in select(CATALOG[FUSION], problem, pending=True).accepted}
 
 
 def test_memory_is_of_rows_alone():
