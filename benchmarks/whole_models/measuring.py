@@ -25,6 +25,7 @@ WAYS = {
     "compile": "compile",
     "max-autotune": "compile, max-autotune",
     "inductor": "fused, rest by Inductor",
+    "inductor-max": "fused, rest by Inductor, max-autotune",
     "inner-eager": "fused, rest eager",
 }
 
@@ -150,8 +151,8 @@ def _way(name: str, module: torch.nn.Module, registry: Any, plan: Plan) -> Way:
         options = {"registry": registry, "report": way.reports.append, "device": "sim" if plan.tiny else "cuda"}
         options |= {"policy": plan.policy, "measure": plan.measure}
         options["inner"] = "inductor" if "Inductor" in name else "eager"
-        if plan.mode and "Inductor" in name:
-            options["inner_options"] = torch._inductor.list_mode_options(plan.mode)
+        if "Inductor" in name:
+            options["mode"] = MAX_AUTOTUNE if name.endswith("max-autotune") else plan.mode or None
         way.call = torch.compile(module, backend=backend, options=options)
     return way
 

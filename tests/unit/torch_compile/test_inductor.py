@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -176,11 +177,18 @@ def test_policy_off_is_inductor_alone(compiled: Any, reports: Any, monkeypatch: 
     assert [r.stage for r in reports] == ["captured", "captured", "inference"]
 
 
-def test_a_mode_is_options_of_inductor(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [{"mode": "max-autotune-no-cudagraphs"}, {"options": {"mode": "max-autotune-no-cudagraphs", "policy": "off"}}],
+)
+def test_a_mode_is_options_of_inductor(monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+    """``torch.compile`` takes a mode or options: a mode may be among them."""
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(inner, "lookup_backend", lambda name: lambda gm, inputs, **named: asked.append(named))
-    gm = torch.fx.symbolic_trace(torch.nn.Identity())
-    inner.inductor(gm, [], Options(), "max-autotune-no-cudagraphs", None, "")
+    found = lambda name: lambda gm, inputs, **named: asked.append(named) or gm.forward  # noqa: E731
+    monkeypatch.setattr(inner, "lookup_backend", found)
+    torch._dynamo.reset()
+    with warnings.catch_warnings(action="ignore"):
+        torch.compile(lambda x: x + 1, backend="fusionreg", **given)(torch.ones(2))
     assert asked[0]["config_patches"]["max_autotune"] is True
 
 
@@ -190,6 +198,7 @@ def test_a_mode_is_options_of_inductor(registry: Any, monkeypatch: pytest.Monkey
         ({"inner": "eager"}, "eager"),
         ({"inner": "inductor"}, "inductor"),
         ({"inner": "inductor", "inner_options": {"max_autotune_gemm": True}}, "inductor-max-autotune"),
+        ({"inner": "inductor", "mode": "max-autotune-no-cudagraphs"}, "inductor-max-autotune"),
     ],
 )
 def test_a_plan_knows_who_runs_the_rest(

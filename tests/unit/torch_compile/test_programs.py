@@ -273,6 +273,7 @@ def test_policy_off(compiled: Any, reports: Any) -> None:
         ({"inner": "indctor"}, UnknownNameError, "inductor"),
         ({"device": "tpu"}, ArgumentError, "cuda"),
         ({"inner_options": 3}, ArgumentError, "mapping"),
+        ({"mode": "max-autotun"}, UnknownNameError, "max-autotune-no-cudagraphs"),
     ],
 )
 def test_wrong_options(options: Any, error: type[Exception], words: str) -> None:

@@ -41,11 +41,12 @@ def compile_graph(
         example_inputs: as Dynamo hands them over; passed on.
         load: device → the registry to use where the options name none.
         options: see :class:`Options`.
-        mode: as of ``torch.compile``, for the inner backend.
+        mode: as of ``torch.compile``, for the inner backend, where the options name none.
 
     Returns: a callable of the graph's inputs.
     """
     chosen = Options.parse(options)
+    mode = chosen.mode or mode
     start = time.perf_counter()
     registry = chosen.registry if chosen.registry is not None else load(chosen.device)
     executor = "inductor-max-autotune" if inner.tuned(chosen, mode) else chosen.inner

@@ -28,6 +28,8 @@ class Options:
         policy: which sites are fused; see ``docs/planning.md``.
         inner: who runs what is not fused: ``inductor``, or ``eager``: torch's own kernels one by one.
         inner_options: options of Inductor, as ``torch.compile`` would give it.
+        mode: a mode of ``torch.compile`` for Inductor, such as ``max-autotune-no-cudagraphs``: ``torch.compile`` itself
+            takes either options or a mode. ``inner_options`` come on top of it.
         cuda_graph: capture what is called without gradients into CUDA graphs, one for each signature of its inputs, and
             replay them; the callable's own ``report`` tells how many, and why not where not.
         explain: print, for each graph, what was fused, what was not and why.
@@ -43,6 +45,7 @@ class Options:
     policy: Policy = "balanced"
     inner: str = "inductor"
     inner_options: Mapping[str, Any] = EMPTY
+    mode: str | None = None
     cuda_graph: bool = False
     explain: bool = False
     report: Callable[[Report], None] | None = None
@@ -74,6 +77,10 @@ class Options:
             raise UnknownNameError.among("policy", made.policy, get_args(Policy))
         if made.inner not in INNER:
             raise UnknownNameError.among("inner backend", made.inner, INNER)
+        if made.mode:
+            modes = ("default", *_modes())
+            if made.mode not in modes:
+                raise UnknownNameError.among("mode of torch.compile", made.mode, modes)
         if made.device not in ("cuda", "sim"):
             raise ArgumentError("cannot compile", "backend fusionreg", f"device {made.device!r}", "'cuda' or 'sim'")
         if not isinstance(made.measure, bool | int | float) or made.measure < 0:
@@ -83,3 +90,9 @@ class Options:
             found = type(made.inner_options).__name__
             raise ArgumentError("cannot compile", "backend fusionreg", f"inner_options of type {found}", "a mapping")
         return made
+
+
+def _modes() -> tuple[str, ...]:
+    from torch._inductor import list_mode_options
+
+    return tuple(list_mode_options())
