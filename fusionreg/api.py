@@ -154,7 +154,7 @@ class Registry(Mapping[str, FusionEntry]):
         if self.frozen or self.device == "sim":
             found = "a frozen registry" if self.frozen else "a registry of the simulator"
             raise ArgumentError("cannot measure", "sites", found, "one on a GPU that takes what it finds here")
-        sites = unmeasured(plan, self.catalog, self._gains.known, tuple(also))
+        sites = unmeasured(plan, self.catalog, self._gains.knows, tuple(also))
         if not sites:
             return 0, 0
         done = self._measurer.measure(sites, device, seconds)

@@ -270,9 +270,11 @@ class MeasuredGains:
         """Whether the match leaves nothing out that was there, and took its time, when the row was measured."""
         return row.absent is None or set(absent(self._catalog[row.fusion], match)) <= set(row.absent)
 
-    def known(self, fusion: str) -> tuple[str, ...]:
-        """Names of the workloads that there are rows of."""
-        return tuple(r.workload for r in self._of(fusion))
+    def knows(self, match: Match, workload: str) -> bool:
+        """Whether there is a row of that workload for a match: one of this machine, or a shipped one of the kernel that
+        dispatch would pick."""
+        rows = [r for r in self._of(match.base or match.fusion) if r.workload == workload]
+        return any(r in self._local for r in rows) or any(r.kernel == self._kernel(match) for r in rows)
 
     def _wide(self, fusion: str) -> frozenset[str]:
         """The dtype variables of a fusion's tensors that are more than vectors; all of them where none are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -82,16 +82,16 @@ def _channels_last(strides: Sequence[int]) -> bool:
 
 
 def unmeasured(
-    plan: Plan, catalog: Catalog, known: Callable[[str], Collection[str]], also: Sequence[Match] = ()
+    plan: Plan, catalog: Catalog, knows: Callable[[Match, str], bool], also: Sequence[Match] = ()
 ) -> tuple[Site, ...]:
     """What a plan rests on and nobody has measured on this machine: its sites, and those that only a measurement could
-    let in, the largest first: parts of them wait for the next plan. ``known``: fusion → names of the workloads that
-    there are rows of; ``also``: further matches."""
+    let in, the largest first: parts of them wait for the next plan. ``knows``: (match, name of its workload) → whether
+    there is a row of it; ``also``: further matches."""
     unsure = [x.match for x in plan.losers if undecided(x.reason)]
     sets = [frozenset(m.nodes) for m in (*plan.chosen, *unsure)]
     matches = [*plan.chosen, *(m for m in unsure if not any(s > frozenset(m.nodes) for s in sets)), *also]
-    found = dict.fromkeys(s for m in matches if not m.captured and (s := site_of(catalog, m)) is not None)
-    return tuple(s for s in found if s.workload.name not in known(s.fusion))
+    found = ((m, s) for m in matches if not m.captured and (s := site_of(catalog, m)) is not None)
+    return tuple(dict.fromkeys(s for m, s in found if not knows(m, s.workload.name)))
 
 
 def subjects(sites: Sequence[Site], bench: Bench, catalog: Catalog, tuned: Tuning | None) -> Iterator[Subject]:

@@ -12,7 +12,7 @@ import pytest
 from tuning_kit import made
 
 from fusionreg import measuring
-from fusionreg.core.bench.gains import MeasuredGains, keep_rows
+from fusionreg.core.bench.gains import Gains, MeasuredGains, keep_rows, path_of
 from fusionreg.core.bench.measure import Check, Entrant, Prepared
 from fusionreg.core.bench.sites import Site, measured, site_of, unmeasured
 from fusionreg.core.cache import Cache
@@ -86,15 +86,15 @@ def test_a_site_is_the_problem_of_its_match(catalog):
 
 def test_what_a_plan_rests_on(catalog):
     losers = (Loser(match(m=3), UNSURE), Loser(match(m=4), "saves nothing"), Loser(match(m=5, captured=True), UNSURE))
-    found = unmeasured(plan(match(), match(), losers=losers), catalog, lambda fusion: ())
+    found = unmeasured(plan(match(), match(), losers=losers), catalog, lambda *_: False)
     assert [s.workload.axes["M"] for s in found] == [64, 3]
-    found = unmeasured(plan(match(), losers=losers), catalog, lambda fusion: (), also=[match(m=9), match()])
+    found = unmeasured(plan(match(), losers=losers), catalog, lambda *_: False, also=[match(m=9), match()])
     assert [s.workload.axes["M"] for s in found] == [64, 3, 9]
-    assert unmeasured(plan(match()), catalog, lambda fusion: {found[0].workload.name}) == ()
+    assert unmeasured(plan(match()), catalog, lambda m, name: name == found[0].workload.name) == ()
     parts = (Loser(replace(match(m=3), nodes=("a",)), UNSURE), Loser(match(m=4), UNSURE))
-    found = unmeasured(plan(losers=parts), catalog, lambda fusion: ())
+    found = unmeasured(plan(losers=parts), catalog, lambda *_: False)
     assert [s.workload.axes["M"] for s in found] == [4], "a part of it waits"
-    found = unmeasured(plan(losers=parts[:1]), catalog, lambda fusion: ())
+    found = unmeasured(plan(losers=parts[:1]), catalog, lambda *_: False)
     assert [s.workload.axes["M"] for s in found] == [3]
 
 
@@ -112,7 +112,14 @@ def test_rows_of_sites_are_kept_and_come_before_the_like(catalog, tmp_path):
     assert gains(match(m=128, n=128), EAGER, size(64, 256)).ratio == 0.5, "its own extents"
     assert gains(match(m=70), EAGER, size(70, 256)) is None, "no other ones"
     assert gains(match(), INDUCTOR, size(64, 256)) is None
-    assert set(gains.known("acme.add_relu")) == {s.workload.name for s in sites}, "what failed is not tried again"
+    assert all(gains.knows(match(), s.workload.name) for s in sites), "what failed is not tried again"
+    shipped = path_of(catalog["acme.add_relu"].kernels[0].root, "sm_90a")
+    shipped.parent.mkdir()
+    shipped.write_text(Gains(target="sm_90a", rows=tuple(rows)).model_dump_json())
+    asked = match(), sites[0].workload.name
+    assert MeasuredGains(catalog, lambda m: "plain", "sm_90a").knows(*asked)
+    gains = MeasuredGains(catalog, lambda m: "newer", "sm_90a")
+    assert gains(match(), EAGER, size(64, 256)) is None and not gains.knows(*asked), "it is measured anew"
     bench.wrong = "CUDA out of memory. Tried to allocate 2 GiB"
     assert len(list(measured(sites, bench, catalog, None))) == 2, "what there was no room for is"
 
