@@ -10,7 +10,7 @@ from .activations import SIGMOID_OF_Z, sigmoid_of
 from .define import operator, specs_in
 from .inference import Attributes, Constants, Extent, Extents, Inputs, Type, fail, operand, plus, present, same, times
 
-_ATTENTION: Mapping[str, Any] = {
+ATTENTION: Mapping[str, Any] = {
     "is_causal": 0,
     "kv_num_heads": None,
     "left_window_size": -1,
@@ -22,7 +22,7 @@ _ATTENTION: Mapping[str, Any] = {
     "softmax_precision": "",
 }
 #: Those that say which keys a query sees, and what becomes of its scores.
-_POSITIONS = ("is_causal", "left_window_size", "right_window_size", "scale", "softcap")
+POSITIONS = ("is_causal", "left_window_size", "right_window_size", "scale", "softcap")
 
 
 def _split_heads(shape: Extents, heads: int | None) -> tuple[Extent, ...]:
@@ -95,7 +95,7 @@ def _bias(xp: Any, q: Any, length: int, mask: Any, offset: Any, seqlen: Any, cau
     "q k v attn_mask? past_key? past_value? nonpad_kv_seqlen?",
     outputs="y present_key? present_value? qk_matmul_output? log_sum_exp?",
     infer=_attention_type,
-    attributes=_ATTENTION,
+    attributes=ATTENTION,
 )
 def attention(
     xp: Any,
@@ -151,45 +151,6 @@ def attention(
     return y, kept_k, kept_v, (raw, capped, scores, chance)[qk_matmul_output_mode], _log_sum_exp(xp, scores, bias)
 
 
-def _varlen_type(inputs: Inputs, attributes: Attributes, constants: Constants) -> list[Type]:
-    q, v = operand(inputs, 0), operand(inputs, 2)
-    known = q.shape is not None and v.shape is not None and len(q.shape) == len(v.shape) == 3
-    return [(q.dtype, (*q.shape[:2], v.shape[2]) if known else None)]  # type: ignore[index]
-
-
-@operator(
-    "fusionreg::VarlenAttention",
-    "q k v cu_q cu_k",
-    infer=_varlen_type,
-    attributes={n: a for n, a in _ATTENTION.items() if n in _POSITIONS},
-)
-def varlen_attention(xp: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, **attributes: Any) -> Any:
-    """Attention of each sequence by itself, the tokens of all one behind the other (FlashAttention's ``cu_seqlens``).
-
-    q[Q H D], k[K G D], v[K G E]; sequence i from ``cu[i]`` to ``cu[i + 1]``, empty where it would end before it begins.
-    Its last query is at its last key; a query without keys, or of no sequence, gives 0.
-    """
-
-    def heads(x: Any) -> Any:
-        return xp.ns.permute_dims(x, (1, 0, 2))[None]
-
-    queries, keys = ([min(max(int(n), 0), x.shape[0]) for n in cu] for cu, x in ((cu_q, q), (cu_k, k)))
-    zeros = xp.full((q.shape[0], q.shape[1], v.shape[2]), 0.0, q)
-    others = {n: a for n, a in _ATTENTION.items() if n not in _POSITIONS}
-    parts, at = [], 0
-    for i in range(len(queries) - 1):
-        begin, end = max(queries[: i + 1]), queries[i + 1]
-        if end <= begin:
-            continue
-        some = slice(keys[i], max(keys[i], keys[i + 1]))
-        one = [heads(x) for x in (q[begin:end], k[some], v[some])]
-        lengths = xp.full((1,), some.stop - some.start, xp.arange(1))
-        y = attention.meaning(xp, *one, None, None, None, lengths, **attributes, **others)[0]
-        parts += [zeros[at:begin], xp.ns.permute_dims(y[0], (1, 0, 2))]
-        at = end
-    return xp.ns.concat([*parts, zeros[at:]], axis=0)
-
-
 def _repeated(xp: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
     """k and v with a head for each of q."""
     group = q.shape[1] // k.shape[1]
@@ -233,7 +194,7 @@ def _attention_grad_type(inputs: Inputs, attributes: Attributes, constants: Cons
     "dy q k v y log_sum_exp attn_mask?",
     outputs="dq dk? dv? dmask?",
     infer=_attention_grad_type,
-    attributes={n: a for n, a in _ATTENTION.items() if n in _POSITIONS},
+    attributes={n: a for n, a in ATTENTION.items() if n in POSITIONS},
 )
 def attention_grad(
     xp: Any,
@@ -259,10 +220,19 @@ def attention_grad(
     summed over the heads that share k and v. That of a mask which is added is r without the slope of the cap, summed
     over the axes along which the mask is broadcast.
     """
+    windows = is_causal, left_window_size, right_window_size
+    return gradients_of(xp, dy, q, k, v, y, log_sum_exp, attn_mask, 0, windows, scale, softcap)
+
+
+def gradients_of(
+    xp: Any, dy: Any, q: Any, k: Any, v: Any, y: Any, log_sum_exp: Any, attn_mask: Any, offset: int,
+    windows: tuple[int, int, int], scale: float | None, softcap: float,
+) -> Any:  # fmt: skip
+    """``offset``: the key at which the first query is."""
     shared, factor = k.shape[1], _scale(q, scale)
     keys, values = _repeated(xp, q, k, v)
-    positions = _bias(xp, q, k.shape[2], None, 0, None, is_causal, left_window_size, right_window_size)
-    bias = _bias(xp, q, k.shape[2], attn_mask, 0, None, is_causal, left_window_size, right_window_size)
+    positions = _bias(xp, q, k.shape[2], None, offset, None, *windows)
+    bias = _bias(xp, q, k.shape[2], attn_mask, offset, None, *windows)
     hidden = xp.ns.logical_or(positions == -math.inf, bias == -math.inf)
     raw = xp.matmul(q, xp.ns.matrix_transpose(keys)) * factor
     bent = xp.ns.tanh(raw / softcap) if softcap else None

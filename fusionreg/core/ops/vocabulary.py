@@ -32,6 +32,7 @@ MODULES = (
     "quantization",
     "losses",
     "attention",
+    "varlen",
     "gradients",
     "recurrent",
     "sampling",

@@ -29,7 +29,7 @@ ATTRIBUTES = {
 }
 
 #: Scores of random numbers are about 1: in fp16 small weights are 0, and an infinity times them NaN.
-_MILD = {"scale": ATTRIBUTES["scale"].model_copy(update={"default": 0.125})}
+MILD = {"scale": ATTRIBUTES["scale"].model_copy(update={"default": 0.125})}
 
 CONSTRAINTS = (
     "G > 0 and H > 0",
@@ -194,6 +194,9 @@ _OPERANDS: Mapping[str, str] = FrozenDict(
     {"": "q, k, v", "mask": "q, k, v, mask", "bias": "q, k, v, mask", "lengths": "q, k, v, None, None, None, lengths"}
 )
 FLOATS = ("float16", "bfloat16", "float32")
+
+GRADIENT_TOLERANCES = _gradients("")
+
 #: Those of masks and lengths.
 _DTYPES: Mapping[str, Mapping[str, tuple[str, ...]]] = FrozenDict(
     {"mask": {"P": ("bool", *FLOATS)}, "lengths": {"I": ("int64", "int32")}}
@@ -288,7 +291,7 @@ FUSIONS: tuple[FusionSpec, ...] = (
     ),
     _forward(
         "sdpa_training", "attention that is differentiable: also gives the log-sum-exp of each query's scores",
-        statistics=True, cases=_TRAINING_CASES, workloads=WORKLOADS, attributes=_MILD,
+        statistics=True, cases=_TRAINING_CASES, workloads=WORKLOADS, attributes=MILD,
         backward=Backward(fusion="attention.sdpa_backward"),
     ),
     _backward(
@@ -297,20 +300,20 @@ FUSIONS: tuple[FusionSpec, ...] = (
     ),
     _forward(
         "sdpa_masked_training", "attention with a mask that is differentiable; the mask itself is a constant",
-        mask="mask", statistics=True, cases=_MASK_TRAINING_CASES, attributes=_MILD, workloads=MASKED_WORKLOADS,
+        mask="mask", statistics=True, cases=_MASK_TRAINING_CASES, attributes=MILD, workloads=MASKED_WORKLOADS,
         backward=Backward(fusion="attention.sdpa_masked_backward"),
     ),
     _backward(
         "sdpa_masked_backward", "gradients of attention with a mask", mask="mask", queries=8,
-        cases=_MASK_GRADIENT_CASES, attributes=_MILD, workloads=MASKED_WORKLOADS,
+        cases=_MASK_GRADIENT_CASES, attributes=MILD, workloads=MASKED_WORKLOADS,
     ),
     _forward(
         "sdpa_position_bias_training", "attention with a mask that is added and differentiable, too: a position bias",
-        mask="bias", statistics=True, cases=_BIAS_TRAINING_CASES, attributes=_MILD, workloads=BIAS_WORKLOADS,
+        mask="bias", statistics=True, cases=_BIAS_TRAINING_CASES, attributes=MILD, workloads=BIAS_WORKLOADS,
         backward=Backward(fusion="attention.sdpa_position_bias_backward"),
     ),
     _backward(
         "sdpa_position_bias_backward", "gradients of attention with a position bias, that of the bias among them",
-        mask="bias", queries=12, cases=_BIAS_GRADIENT_CASES, attributes=_MILD, workloads=BIAS_WORKLOADS,
+        mask="bias", queries=12, cases=_BIAS_GRADIENT_CASES, attributes=MILD, workloads=BIAS_WORKLOADS,
     ),
 )  # fmt: skip

@@ -6,10 +6,13 @@ Their last query is at their last key, from where causal queries and windows cou
 
 from __future__ import annotations
 
-from fusionreg.core.spec import AttributeSpec, Case, FusionSpec, KernelSpec, TensorMap, Workload
+from typing import Any
 
-from .sdpa import ATTRIBUTES, CONSTRAINTS, FLOATS, LENGTHS_TOLERANCES
+from fusionreg.core.spec import AttributeSpec, Backward, Case, FusionSpec, KernelSpec, TensorMap, Workload
+
+from .sdpa import ATTRIBUTES, CONSTRAINTS, FLOATS, GRADIENT_TOLERANCES, LENGTHS_TOLERANCES, MILD
 from .sdpa_kernels import tensor_core
+from .varlen_gradient_kernels import varlen_gradient_kernels
 
 _NAMES = ", ".join(f"{name}={name}" for name in ATTRIBUTES if name != "scale")
 _AXES = {
@@ -18,8 +21,8 @@ _AXES = {
 }  # fmt: skip
 
 
-def _attend(operator: str, operands: str) -> str:
-    return f'y = any_of("scaling", usual={operator}(), given={operator}(scale=scale))({operands}, {_NAMES})'
+def _attend(operator: str, operands: str, results: str = "y") -> str:
+    return f'{results} = any_of("scaling", usual={operator}(), given={operator}(scale=scale))({operands}, {_NAMES})'
 
 
 def _plain(rows: str, constants: dict[str, str], keys: str) -> KernelSpec:
@@ -53,7 +56,12 @@ def _tensor_core(tiles: str, constants: dict[str, str], keys: str, pairs: str, a
     )
 
 
-def _wgmma() -> KernelSpec:
+#: What makes kernels those of sequences one behind the other, and has them give the log-sum-exp.
+_VARLEN = {"VARLEN": "1"}
+_STATISTICS = {"LSE": "1"}
+
+
+def _wgmma(more: dict[str, str]) -> KernelSpec:
     """Of sequences one behind the other."""
     boxes = {"q": "64 * CONSUMERS", "k": "BK", "v": "BK", "y": "64"}
     return KernelSpec(
@@ -71,7 +79,7 @@ def _wgmma() -> KernelSpec:
         specialize=("D", "E"),
         params={"CONSUMERS": (3,), "BK": (128, 64), "SLACK": (8,), "FRACTION": (0,), "CAPPED": (0, 1)},
         valid=("BK == (64 if E == 128 else 128)", "(CAPPED == 1) == (softcap > 0)"),
-        constants={"MASK_FORM": "-1", "VARLEN": "1"},
+        constants={"MASK_FORM": "-1", **_VARLEN, **more},
         tensor_maps=tuple(
             TensorMap(name=f"{n}_map", operand=n, box=("64", "1", rows), swizzle="128") for n, rows in boxes.items()
         ),
@@ -104,40 +112,97 @@ _PACKED_CASES = (
     Case(name="width_odd", axes={"C": 4, "D": 35, "E": 21}, values={"cu_q": "rising", "cu_k": "rising"}),
 )  # fmt: skip
 
-_VARLEN = FusionSpec(
-    api=1,
-    name="attention.sdpa_varlen",
-    summary="attention of sequences that lie one behind the other, as FlashAttention's varlen has it",
-    pattern=_attend("fusionreg.VarlenAttention", "q, k, v, cu_q, cu_k"),
-    inputs={"q": "T[Q H D]", "k": "T[K G D]", "v": "T[K G E]", "cu_q": "I[C]", "cu_k": "I[C]"},
-    outputs={"y": "T[Q H E]"},
-    layouts={"y": "q"},
-    dtypes={"T": FLOATS, "I": ("int32", "int64")},
-    axes={"Q": "queries of all sequences", "K": "keys of all", "C": "sequences, and one", **_AXES},
-    extents={"Q": 24, "K": 40, "C": 3, "H": 2, "G": 1, "D": 64, "E": 64},
-    attributes=ATTRIBUTES,
-    constraints=CONSTRAINTS,
-    autocast="lower",
-    cases=_PACKED_CASES,
-    tolerances=LENGTHS_TOLERANCES,
-    workloads=tuple(
-        Workload(
-            name=f"{n}x{h}.{g}x{t // n}x{d}",
-            row="S12 more",
-            axes={"Q": t, "K": t, "C": n + 1, "H": h, "G": g, "D": d, "E": d},
-            dtypes={"T": "bfloat16", "I": "int32"},
-            values={"cu_q": f"rising {t}", "cu_k": f"rising {t}"},
-            attributes={"is_causal": 1, "scaling": "usual"},
-            summary="documents of one length each",
-        )
-        for n, h, g, t, d in ((8, 32, 8, 16384, 128),)
+_WORKLOADS = tuple(
+    Workload(
+        name=f"{n}x{h}.{g}x{t // n}x{d}",
+        row="S12 more",
+        axes={"Q": t, "K": t, "C": n + 1, "H": h, "G": g, "D": d, "E": d},
+        dtypes={"T": "bfloat16", "I": "int32"},
+        values={"cu_q": f"rising {t}", "cu_k": f"rising {t}"},
+        attributes={"is_causal": 1, "scaling": "usual"},
+        summary="documents of one length each",
+    )
+    for n, h, g, t, d in ((8, 32, 8, 16384, 128),)
+)
+_Q, _K, _V, _Y, _LSE = "T[Q H D]", "T[K G D]", "T[K G E]", "T[Q H E]", {"lse": "float32[H Q]"}
+_BOUNDS = {"cu_q": "I[C]", "cu_k": "I[C]"}
+
+
+def _packed(words: str, summary: str, pattern: str, **fields: Any) -> FusionSpec:
+    return FusionSpec(
+        api=1,
+        name=f"attention.{words}",
+        summary=summary,
+        pattern=pattern,
+        dtypes={"T": FLOATS, "I": ("int32", "int64")},
+        axes={"Q": "queries of all sequences", "K": "keys of all", "C": "sequences, and one", **_AXES},
+        extents={"Q": 24, "K": 40, "C": 3, "H": 2, "G": 1, "D": 64, "E": 64},
+        constraints=CONSTRAINTS,
+        workloads=_WORKLOADS,
+        tags=("S12", "attention", *(("training",) if "lse" in pattern else ())),
+        **fields,
+    )
+
+
+def _packed_forward(words: str, summary: str, statistics: bool, **fields: Any) -> FusionSpec:
+    """``statistics``: whether it gives the log-sum-exp of scores as well."""
+    more = _STATISTICS if statistics else {}
+    pending = {"pending": _PENDING} if statistics else {}
+    found = (
+        _wgmma(more),
+        _tensor_core("H * (ceildiv(Q, 16 * WARPS) + C + 1)", _VARLEN | more, "K", "H * Q * K / max(1, C - 1)", 3),
+        _plain("Q * H", _VARLEN | more, "K"),
+    )
+    return _packed(
+        words,
+        summary,
+        _attend("fusionreg.VarlenAttention", "q, k, v, cu_q, cu_k", "y, lse" if statistics else "y"),
+        inputs={"q": _Q, "k": _K, "v": _V, **_BOUNDS},
+        outputs={"y": _Y, **(_LSE if statistics else {})},
+        layouts={"y": "q"},
+        autocast="lower",
+        tolerances=LENGTHS_TOLERANCES,
+        kernels=tuple(kernel.model_copy(update=pending) for kernel in found),
+        **fields,
+    )
+
+
+_PENDING = "not proven yet"
+
+#: Of a forward pass with its log-sum-exp, what is another path than without; then of gradients.
+_STATISTICS_CASES = tuple(case for case in _PACKED_CASES if case.name in ("several", "causal", "tiles", "width_128"))
+_RISING = {"cu_q": "rising", "cu_k": "rising"}
+_GRADIENT_CASES = (
+    *(case for case in _PACKED_CASES if case.name in ("causal", "window", "one", "no_sequence", "capped", "width_odd")),
+    Case(name="tiles", axes={"C": 3, "H": 2, "G": 1, "Q": 290, "K": 330}, attributes={"is_causal": 1}, values=_RISING,
+         summary="several tiles of a sequence, and others behind it"),
+    *(
+        Case(name=f"width_{d}", axes={"C": 4, "H": 1, "Q": 90, "K": 70, "D": d, "E": d}, values=_RISING)
+        for d in (96, 128, 256)
     ),
-    kernels=(
-        _wgmma(),
-        _tensor_core("H * (ceildiv(Q, 16 * WARPS) + C + 1)", {"VARLEN": "1"}, "K", "H * Q * K / max(1, C - 1)", 3),
-        _plain("Q * H", {"VARLEN": "1"}, "K"),
+)  # fmt: skip
+
+_PACKED = (
+    _packed_forward(
+        "sdpa_varlen", "attention of sequences that lie one behind the other, as FlashAttention's varlen has it",
+        False, cases=_PACKED_CASES, attributes=ATTRIBUTES,
     ),
-    tags=("S12", "attention"),
+    _packed_forward(
+        "sdpa_varlen_training", "the same, differentiable: also gives the log-sum-exp of each query's scores",
+        True, cases=_STATISTICS_CASES, attributes=ATTRIBUTES | MILD,
+        backward=Backward(fusion="attention.sdpa_varlen_backward"),
+    ),
+    _packed(
+        "sdpa_varlen_backward", "gradients of attention of sequences that lie one behind the other",
+        _attend("fusionreg.VarlenAttentionGrad", "dy, q, k, v, y, lse, cu_q, cu_k", "dq, dk, dv"),
+        inputs={"dy": _Y, "q": _Q, "k": _K, "v": _V, "y": _Y, **_LSE, **_BOUNDS},
+        outputs={"dq": _Q, "dk": _K, "dv": _V},
+        layouts={"dq": "q", "dk": "k", "dv": "v"},
+        cases=_GRADIENT_CASES,
+        attributes=ATTRIBUTES | MILD,
+        tolerances=GRADIENT_TOLERANCES,
+        kernels=varlen_gradient_kernels(_PENDING),
+    ),
 )  # fmt: skip
 
 
@@ -214,4 +279,4 @@ _PAGED = FusionSpec(
     tags=("S12", "S23", "attention"),
 )  # fmt: skip
 
-FUSIONS: tuple[FusionSpec, ...] = (_VARLEN, _PAGED)
+FUSIONS: tuple[FusionSpec, ...] = (*_PACKED, _PAGED)
