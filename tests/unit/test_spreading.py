@@ -9,6 +9,9 @@ import pytest
 import spread_work
 
 from fusionreg import spreading
+from fusionreg.core.conformance import executor_for, runner
+from fusionreg.core.conformance.cases import derive
+from fusionreg.core.conformance.execute import Job, prepare
 from fusionreg.core.errors import ArgumentError, MissingDependencyError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.proof import evidence as proofs
@@ -116,6 +119,16 @@ def test_a_run_on_workers_is_the_run_of_one_process() -> None:
     assert len(spread.evaluations) == len(alone.evaluations)
     assert spread.ok
     assert spread.environment["target"] == alone.environment["target"]
+
+
+def test_parts_compile_few_units_twice() -> None:
+    entry, on = load()["attention.cross_entropy_backward"], executor_for("sim", None)
+    kernel = entry.kernel("rows")
+    jobs = [prepare(entry, kernel, trial, on) for trial in derive(entry, kernel, on.target, "all")]
+    parts = [runner._part(jobs, (i, 5)) for i in range(5)]
+    units = [{job.source.digest for job in part if isinstance(job, Job)} for part in parts]
+    assert sorted(id(job) for part in parts for job in part) == sorted(map(id, jobs))
+    assert len(set.union(*units)) > 5 and sum(map(len, units)) <= len(set.union(*units)) + 4
 
 
 def test_the_first_part_tells_the_digest() -> None:

@@ -56,21 +56,26 @@ def run(
         cache: for compiled units; None compiles anew.
         executor: the device itself, in place of ``device``.
         mutate: changes every rendered unit before it is compiled: how mutants are made.
-        part: (i, n): of the cases of each kernel only every n-th from number i on.
+        part: (i, n): of the cases of each kernel only the i-th of n runs of equal length, those of a unit side by side,
+            so that the parts compile few units twice.
 
     Raises: :class:`UnknownNameError` for a fusion or kernel that nothing has.
     """
     entries = catalog.entries(names)
     on = executor or executor_for(device, cache)
     chosen = _kernels(entries, kernels, on.device)
-    first, step = part
-    trials = [(e, k, t) for e, k in chosen for t in list(derived.derive(e, k, on.target, cases))[first::step]]
+    rendered: dict[Any, KernelSource] = {}
+    jobs = [
+        job
+        for e, k in chosen
+        for job in _part([prepare(e, k, t, on, mutate, rendered) for t in derived.derive(e, k, on.target, cases)], part)
+    ]
     report = Report(environment=Report().environment | on_facts(on) | {"cases": cases})
     evaluations: list[Evaluation] = []
-    for made in _evaluations(trials, on, catalog, mutate, cases):
+    for made in _evaluations(jobs, on, catalog, cases):
         evaluations.append(made)
         if progress is not None:
-            progress(len(evaluations), len(trials), made)
+            progress(len(evaluations), len(jobs), made)
     return Report(tuple(evaluations), (), report.environment)
 
 
@@ -101,22 +106,28 @@ def _kernels(
     return [(e, k) for e, k in everything if k.name in wanted or k.key in wanted]
 
 
+def _part(jobs: list[Job | Evaluation], part: tuple[int, int]) -> Sequence[Job | Evaluation]:
+    """The i-th of n runs of one kernel's jobs, ordered by unit."""
+    number, count = part
+    if count == 1:
+        return jobs
+    units: dict[str, list[Job | Evaluation]] = {}
+    for job in jobs:
+        units.setdefault(job.source.digest if isinstance(job, Job) else "", []).append(job)
+    ordered = [job for unit in units.values() for job in unit]
+    return ordered[number * len(ordered) // count : (number + 1) * len(ordered) // count]
+
+
 def _evaluations(
-    trials: Sequence[tuple[FusionEntry, KernelEntry, Trial]],
-    executor: Executor,
-    catalog: Catalog,
-    mutate: Mutate | None,
-    cases: derived.Extent,
+    jobs: Sequence[Job | Evaluation], executor: Executor, catalog: Catalog, cases: derived.Extent
 ) -> Iterator[Evaluation]:
-    """In order of ``trials``. Units compile ahead in threads; each is stressed on its first case that is not empty,
+    """In order of ``jobs``. Units compile ahead in threads; each is stressed on its first case that is not empty,
     in ``quick`` one of those that differ in nothing but dtypes and choices; there it is all that is compiled of a unit
     whose further cases are small.
 
     One that did not end is not run again: each further case would take the whole limit of time. Nothing is run any more
     on a device that is lost: every further case would fail for what this one did.
     """
-    rendered: dict[Any, KernelSource] = {}
-    jobs = [prepare(entry, kernel, trial, executor, mutate, rendered) for entry, kernel, trial in trials]
     distinct = {j.source.digest: j for j in jobs if isinstance(j, Job) and not j.problem.empty}
     stressed = _stressed(jobs, cases)
     units = {job.source.digest for job in stressed}
