@@ -1,7 +1,8 @@
 """Products with weights of 8 bits, and of 8-bit operands: ``gemm.cast_scale``, ``gemm.dequantize``, ``gemm.scaled``.
 
 Weights are int8 or e4m3, with one scale for each channel or one for all. A scale stands behind the product
-(``cast_scale``), or the weight is dequantised in front of it (``dequantize``, as ONNX's QDQ form says it); the kernels
+(``cast_scale``), or the weight is dequantised in front of it (``dequantize``, as ONNX's QDQ form says it), in x's dtype or,
+with ``_wide``, in float32; the kernels
 compute both in one way: the product of what is stored, summed in fp32, then the scale, the bias, the activation, and
 one cast. ``scaled`` is the product of two e4m3 tensors, each with a scale, which for x may be one for each row.
 """
@@ -66,6 +67,53 @@ def _weight_only(words: str, summary: str, steps: str, **fields: object) -> Fusi
 _AXIS = AttributeSpec(
     type="int", default=-1, choices=(-1, -2), summary="axis of w that its scale runs along, that of N: -2 with transB"
 )
+
+#: What follows a float32 sum that is scaled: bias and activation in float32, or in the result's dtype, or between.
+_WIDE_ENDINGS = (
+    f"b = optional(Add)(s, bias)\na = optional({ACTIVATIONS})(b)\ny = Cast(a, to=T)",
+    f"b = optional(Add)(s, bias)\nc = Cast(b, to=T)\ny = optional({ACTIVATIONS})(c)",
+    f"c = Cast(s, to=T)\nb = optional(Add)(c, bias)\ny = optional({ACTIVATIONS})(b)",
+    f'b = Add(s, Cast(bias, to="float32"))\na = optional({ACTIVATIONS})(b)\ny = Cast(a, to=T)',
+    f"b = optional(Add)(s, bias)\ny = optional({ACTIVATIONS})(b)",  # the result is float32
+)
+#: The result has x's dtype, or is float32; so is a bias.
+_WIDE_RESULTS = (*_SHAPES, 'T in (X, "float32")', 'form(bias) == -1 or B in (T, "float32")')
+
+
+def _wide_scale(words: str, summary: str, patterns: tuple[str, ...], **fields: object) -> FusionSpec:
+    """Scales are float32 beside x of 16 bits: their bits are the kernel's, not those that x's dtype would leave."""
+    constants = {"SCALE_FORM": "form(scale)", "BIAS_FORM": "form(bias)", "SCALED": "2"}
+    constants["PRESCALED"] = "1" if words == "dequantize_wide" else "0"
+    spec = FusionSpec(
+        api=1,
+        name=f"gemm.{words}",
+        summary=summary,
+        pattern=patterns,
+        inputs={
+            "x": "X[... M K]",
+            "w": "W[K N] | W[N K]",
+            "scale": "float32[] | float32[N]",
+            "bias": "B[] | B[N]",
+        },
+        outputs={"y": "T[... M N]"},
+        dtypes={"X": _WIDE, "W": _NARROW, "T": (*_WIDE, "float32"), "B": (*_WIDE, "float32")},
+        axes=_AXES,
+        attributes={"transB": TRANSPOSED},
+        constraints=_WIDE_RESULTS,
+        cases=tuple(case.model_copy(update={"absent": ("bias",)}) for case in (_EXTREMES, _LONG)),
+        kernels=tuple(
+            make(constants, weight="W", x="X").model_copy(update={"pending": "not run on a GPU"})
+            for make in (skinny, general)
+        ),
+        tags=("S15", "inference", "gemm", "quantization"),
+    )
+    return spec.model_copy(update=fields)
+
+
+_CAST = 'h = MatMul(x, Cast(w, to=X), transB=transB)\ns = Mul(Cast(h, to="float32"), scale)\n'
+_DEQUANTIZED = 's = MatMul(Cast(x, to="float32"), DequantizeLinear(w, scale, axis=axis), transB=transB)\n'
+#: The weight is rounded to x's dtype, and the sum.
+_ROUNDED = "s = MatMul(x, Cast(DequantizeLinear(w, scale, axis=axis), to=X), transB=transB)\n"
 
 #: As torch._scaled_mm has it, in float32 until the end; ONNX's QDQ form dequantises both operands in front of it.
 _PRODUCT = 'h = MatMul(Cast(x, to="float32"), Cast(w, to="float32"), transB=transB)\n'
@@ -155,6 +203,18 @@ FUSIONS: tuple[FusionSpec, ...] = (
         "s = MatMul(x, DequantizeLinear(w, scale, axis=axis), transB=transB)",
         attributes={"transB": TRANSPOSED, "axis": _AXIS},
         constraints=(*_SHAPES, "form(scale) == 0 or axis == -1 - transB"),
+    ),
+    _wide_scale(
+        "cast_scale_wide",
+        "gemm.cast_scale with scales in float32 beside x of 16 bits, the result in 16 bits or in float32",
+        tuple(_CAST + ending for ending in _WIDE_ENDINGS),
+    ),
+    _wide_scale(
+        "dequantize_wide",
+        "gemm.dequantize with scales in float32 beside x of 16 bits, the result in 16 bits or in float32",
+        (*(_DEQUANTIZED + ending for ending in _WIDE_ENDINGS), _ROUNDED + _ENDING),
+        attributes={"transB": TRANSPOSED, "axis": _AXIS},
+        constraints=(*_WIDE_RESULTS, "form(scale) == 0 or axis == -1 - transB"),
     ),
     _scaled(
         "scaled",
