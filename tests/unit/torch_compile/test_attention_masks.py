@@ -127,3 +127,26 @@ def test_a_scale_that_is_trained(shape, compiled, reports):
             same(a, b, 1e-4)
     assert fused(reports) == ["attention.sdpa_training"]
     assert dict(registry.runtime.kernels_used) == {f"attention.sdpa_{n}/plain": 2 for n in ("training", "backward")}
+
+
+@pytest.mark.parametrize("expanded", [True, False])
+def test_a_mask_that_torch_has_no_fused_kernel_for(compiled, registry, monkeypatch, expanded) -> None:
+    """Of transformers' models without padding: it allows all, and is expanded over the keys. Torch multiplies in
+    float32 beside it, of which a measurement of attention without a mask does not tell."""
+    plan, saved = Registry.plan, []
+
+    def watched(self, graph, **given):
+        unaware = plan(self, graph, **{**given, "slower": lambda match: 0.0})
+        found = plan(self, graph, **given)
+        saved.extend(a.seconds - b.seconds for a, b in zip(found.savings, unaware.savings, strict=True))
+        return found
+
+    def attend(q):
+        places = torch.arange(24)[:, None] if expanded else torch.arange(24)
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=(places >= 0).expand(2, 1, 24, 24))
+
+    monkeypatch.setattr(Registry, "plan", watched)
+    q = torch.randn(2, 4, 24, 16)
+    with torch.no_grad():
+        same(compiled(attend)(q), attend(q))
+    assert saved[0] == pytest.approx((4 * 4608 * 16 / 6.7e13 + 16 * 4608 / 4.8e12) * expanded)

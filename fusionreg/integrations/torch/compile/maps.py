@@ -55,10 +55,14 @@ def _moved(value: torch.Tensor) -> torch.Tensor:
 
 
 def by_itself(module: torch.fx.GraphModule, moved: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor]:
-    """Those of ``moved`` that anything but convolutions reads: Inductor moves what convolutions read, and has what
-    others make of the rest written with channels last, at no cost."""
+    """Those of ``moved`` from which no way leads to a convolution: the others Inductor moves itself, in the kernel that
+    writes what the convolution reads, which takes it no less than moving them first."""
     places = module.graph.find_nodes(op="placeholder")
-    return {i: v for i, v in moved.items() if any(u.target not in _CONVOLUTIONS for u in places[i].users)}
+    leads = set[torch.fx.Node]()
+    for node in reversed(module.graph.nodes):
+        if any(user.target in _CONVOLUTIONS or user in leads for user in node.users):
+            leads.add(node)
+    return {i: v for i, v in moved.items() if places[i] not in leads}
 
 
 def seconds(moved: Mapping[int, torch.Tensor]) -> float:

@@ -144,7 +144,7 @@ class Fuser:
         def planned() -> Plan:
             return self.registry.plan(
                 lowered.graph, policy=self.options.policy, refuses=refuses, gradients=gradients.backward,
-                executor=self.executor, strides=reach.strides,
+                executor=self.executor, strides=reach.strides, slower=reach.slower,
             )  # fmt: skip
 
         plan = planned()
