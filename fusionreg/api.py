@@ -8,24 +8,26 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fusionreg.core.errors import ArgumentError, PlanError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph
 from fusionreg.core.matcher import find as matcher
-from fusionreg.core.matcher.match import Matches
+from fusionreg.core.matcher.match import Matches, once
 from fusionreg.core.matcher.regions import Maker, near_misses
 from fusionreg.core.matcher.sharing import shared
 from fusionreg.core.planner import plan as planner
 from fusionreg.core.planner.costs import CostModel
 from fusionreg.core.planner.executor import LIBRARY, Executor
 from fusionreg.core.planner.executor import executor as executor_of
+from fusionreg.core.planner.maps import channels_last
 from fusionreg.core.planner.stored import check_graph
 from fusionreg.core.registry.catalog import Catalog, FusionEntry, load
 from fusionreg.core.render.pointwise import supported
 from fusionreg.core.runtime import Runtime
 from fusionreg.core.runtime.dispatch import DEVICES
+from fusionreg.core.runtime.preview import COPIED, COPY
 from fusionreg.core.runtime.seeds import draw
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from fusionreg.measuring import Measurer
     from fusionreg.model import FusedModel
 
-T = TypeVar("T")
+    Strides = Callable[[Match], Mapping[str, tuple[int, ...]]]
 
 #: Environment variable: how many sites of each plan are taken, in the order of the graph.
 FUEL = "FUSIONREG_FUEL"
@@ -229,7 +231,7 @@ class Registry(Mapping[str, FusionEntry]):
         fuel: int | None = None,
         refuses: Callable[[Match], str | None] | None = None,
         gradients: Callable[[Match], Backward | str | None] | None = None,
-        strides: Callable[[Match], Mapping[str, tuple[int, ...]]] | None = None,
+        strides: Strides | None = None,
         slower: Callable[[Match], float] = lambda match: 0.0,
     ) -> Plan:
         """The set of matches that saves most time.
@@ -251,31 +253,37 @@ class Registry(Mapping[str, FusionEntry]):
         Raises: :class:`UnknownNameError` for another policy or executor, :class:`ArgumentError` for fuel that is no
         number.
         """
-        if isinstance(model, Graph):
-            graph = model
-        else:
-            opened = self._open(model, example)
-            graph, strides = opened.graph, strides or opened.laid
+        opened = None if isinstance(model, Graph) else self._open(model, example)
+        graph = model if opened is None else opened.graph
+        maps = channels_last(graph, self.catalog.ops) if strides is None and opened and not opened.ordered else None
+        strides = strides or (opened and opened.laid)
         found = (self._find(graph) if matches is None else matches).matches
         found = (*found, *self._shared(graph, found, policy))
 
-        def laid(matches: Iterable[Match]) -> tuple[Match, ...]:
-            return tuple(matches if strides is None else (replace(m, strides=FrozenDict(strides(m))) for m in matches))
-
-        refusal = _once(self.runtime.refusal)
+        refusal = once(self.runtime.refusal)
         found = self._asked_for(found, refusal, gradients)
         cost = CostModel(
             self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected,
-            kernels=_once(self.runtime.seconds), gains=self._gains, slower=slower,
+            kernels=once(self.runtime.seconds), gains=self._gains, slower=slower,
         )  # fmt: skip
 
         def accepts(match: Match) -> str | None:
             return (refuses(match) if refuses is not None else None) or refusal(match)
 
-        return planner.plan(
-            graph, laid(found), cost=cost, policy=policy, accepts=accepts, gradients=gradients, fusions=self.catalog,
-            regions=lambda taken: laid(self._regions(graph, taken)), fuel=_fuel() if fuel is None else fuel,
-        )  # fmt: skip
+        def planned(strides: Strides | None) -> Plan:
+            def laid(matches: Iterable[Match]) -> Iterable[Match]:
+                return matches if strides is None else [replace(m, strides=FrozenDict(strides(m))) for m in matches]
+
+            return planner.plan(
+                graph, laid(found), cost=cost, policy=policy, accepts=accepts, gradients=gradients,
+                fusions=self.catalog, regions=lambda taken: laid(self._regions(graph, taken)),
+                fuel=_fuel() if fuel is None else fuel,
+            )  # fmt: skip
+
+        made = planned(strides)
+        if maps is None:
+            return made
+        return maps.better(made, planned(maps.of), lambda value: COPY + 2 * cost.size(value) / COPIED)
 
     def _asked_for(
         self,
@@ -376,20 +384,6 @@ def _outside() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _once(ask: Callable[[Match], T]) -> Callable[[Match], T]:
-    """The same question, asked once of matches that come to the same problem: layers repeat."""
-    known: dict[Any, T] = {}
-
-    def answer(m: Match) -> T:
-        bound = m.dtypes, m.axes, m.leading, m.choices, m.forms, m.strides, tuple(m.inputs), tuple(m.outputs)
-        key = (m.fusion, *bound, tuple((k, repr(v)) for k, v in m.attributes.items()))
-        if key not in known:
-            known[key] = ask(m)
-        return known[key]
-
-    return answer
 
 
 def _fuel() -> int | None:

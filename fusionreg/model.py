@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fusionreg.core import rewrite
 from fusionreg.core.errors import ArgumentError, MisfitError, ModelError
 from fusionreg.core.evaluate.evaluator import Evaluator, Mode, evaluate
+from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import FUSED, Graph, Node
+from fusionreg.core.ops import backend_of, numpy_backend
+from fusionreg.core.planner.maps import LAST
 from fusionreg.core.runtime import FallbackWarning
 
 if TYPE_CHECKING:
@@ -75,7 +78,11 @@ class FusedModel:
     @classmethod
     def build(cls, graph: Graph, plan: Plan, catalog: Catalog, runtime: Runtime, **extra: Any) -> FusedModel:
         """Applies ``plan`` to ``graph``."""
-        return cls(graph, rewrite.apply(graph, plan.chosen, catalog), plan, catalog, runtime, **extra)
+        made = rewrite.apply(graph, plan.chosen, catalog)
+        filters = {n: numpy_backend().ordered(a, LAST) for n, a in made.constants.items() if n in plan.moved}
+        if filters:
+            made = replace(made, constants=FrozenDict({**made.constants, **filters}))
+        return cls(graph, made, plan, catalog, runtime, **extra)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -97,7 +104,7 @@ class FusedModel:
         Returns: output name → array, in the library of the inputs.
         Raises: :class:`ArgumentError` for a missing, surplus or unknown input.
         """
-        return self._evaluator.run(self._bind(args, named), trace)
+        return self._run(self._evaluator, args, named, trace)
 
     def watched(self, watch: Watch, *args: Any, **named: Any) -> dict[str, Any]:
         """Runs the fused graph with ``watch`` between it and its sites.
@@ -112,7 +119,19 @@ class FusedModel:
         def between(node: Node, operands: Sequence[Any]) -> Sequence[Any] | None:
             return watch(node, operands, lambda: (self._fused(node, operands), self._ran[node.name]))
 
-        return Evaluator(self.graph, ops=self.catalog.ops, fused=between).run(self._bind(args, named))
+        return self._run(Evaluator(self.graph, ops=self.catalog.ops, fused=between), args, named)
+
+    def _run(
+        self, evaluator: Evaluator, args: tuple[Any, ...], named: Mapping[str, Any], trace: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """With maps moved as the plan has it; results are row by row then."""
+        inputs = self._bind(args, named)
+        if not self.plan.moved:
+            return evaluator.run(inputs, trace)
+        backend = backend_of(*inputs.values())
+        moved = {n: backend.ordered(x, LAST) for n, x in inputs.items() if n in self.plan.moved and len(x.shape) == 4}
+        found = evaluator.run(inputs | moved, trace)
+        return {n: backend.ordered(x, tuple(range(len(x.shape)))) for n, x in found.items()}
 
     def unfused(self, *args: Any, mode: Mode = "step", **named: Any) -> dict[str, Any]:
         """Runs the lifted graph operator by operator; ``mode`` as in ``core.evaluate``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx_models
@@ -215,7 +216,7 @@ def test_networks_from_onnx(fusions, network, shape, found):
     [
         (torch.float16, torch.channels_last, ["conv.conv_bn_relu"]),
         (torch.bfloat16, torch.channels_last, ["conv.conv_bn_relu"]),
-        (torch.float16, torch.contiguous_format, []),
+        (torch.float16, torch.contiguous_format, ["conv.conv_bn_relu"]),  # moved
         (torch.float32, torch.channels_last, []),
     ],
     ids=str,
@@ -226,6 +227,7 @@ def test_what_no_kernel_is_fast_on_stays_with_the_library(fusions, kind, order, 
     x = torch.empty(32, 64, 56, 56, dtype=kind).contiguous(memory_format=order)
     plan = fusions.plan(module, x, policy="balanced")
     assert [match.fusion for match in plan.chosen if match.fusion.startswith("conv.")] == taken
+    assert bool(plan.moved) == (order is torch.contiguous_format)
 
 
 def test_a_layer_of_a_detector_is_taken(fusions):
@@ -234,6 +236,47 @@ def test_a_layer_of_a_detector_is_taken(fusions):
     x = torch.empty(16, 64, 80, 80, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
     plan = fusions.plan(module, x, policy="balanced")
     assert [match.base for match in plan.chosen] == ["conv.conv_bn"]
+
+
+def chain(layers: int, images: int, channels: int, extent: int) -> object:
+    """Convolutions with normalisation and ReLU in half precision, as exporters write them: maps lie row by row."""
+    rng, nodes, constants = np.random.default_rng(2), [], {}
+    for i in range(layers):
+        constants[f"w{i}"] = (rng.normal(size=(channels, channels, 3, 3)) / (3 * channels**0.5)).astype(np.float16)
+        constants |= {f"{k}{i}": rng.uniform(0.5, 1.5, channels).astype(np.float32) for k in "somv"}
+        read = [f"c{i}", *(f"{k}{i}" for k in "somv")]
+        nodes += [
+            onnx_models.node("Conv", ["x" if i == 0 else f"y{i - 1}", f"w{i}"], [f"c{i}"], pads=[1, 1, 1, 1]),
+            onnx_models.node("BatchNormalization", read, [f"n{i}"]),
+            onnx_models.node("Relu", [f"n{i}"], [f"y{i}"]),
+        ]
+    shape = ([images, channels, extent, extent], "float16")
+    return onnx_models.model(nodes, {"x": shape}, {f"y{layers - 1}": shape}, constants, opset=15)
+
+
+def test_maps_are_moved_where_that_saves(fusions):
+    """Channels last from the model's input to its output."""
+    plan = fusions.plan(chain(4, 32, 64, 56), policy="balanced")
+    assert plan.moved == ("x", "w0", "w1", "w2", "w3") and "moved to channels last: x, w0" in str(plan)
+    assert [m.fusion for m in plan.chosen] == ["conv.conv_bn_relu"] * 4
+    assert (again := type(plan).from_dict(plan.to_dict())) == plan and again.moved == plan.moved
+
+
+def test_maps_stay_where_they_were_moved_to(fusions):
+    """Between fused sites nothing is copied, and results lie as those of a model do."""
+    model = chain(3, 2, 16, 5)
+    opened = fusions._open(model, ())
+    plan = replace(fusions.plan(model, policy="aggressive"), moved=("x", "w0", "w1", "w2"))
+    fused, seen = fusions.build(opened, plan=plan), []
+
+    def watch(node, operands, run):
+        seen.extend(v.strides[1] for v in operands if v is not None and v.ndim == 4)
+        return run()[0]
+
+    x = np.random.default_rng(3).normal(size=(2, 16, 5, 5)).astype(np.float16)
+    (got,), (want,) = fused.watched(watch, x).values(), run(model, {"x": x}).values()
+    assert seen == [2] * 6 and got.flags.c_contiguous
+    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2e-2, atol=2e-2)
 
 
 def test_a_convolution_alone_stays_with_the_library(fusions):

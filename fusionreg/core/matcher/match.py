@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..frozen import EMPTY, FrozenDict
 from ..ir import Dim, Node, Shape
 from ..spec import FusionSpec
 from ..tensors import TensorType
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -189,3 +192,17 @@ class Matches:
 
     def __repr__(self) -> str:
         return f"Matches({len(self.matches)} sites, {len(self.failures)} near misses)"
+
+
+def once(ask: Callable[[Match], T]) -> Callable[[Match], T]:
+    """The same question, asked once of matches that come to the same problem: layers repeat."""
+    known: dict[Any, T] = {}
+
+    def answer(m: Match) -> T:
+        bound = m.dtypes, m.axes, m.leading, m.choices, m.forms, m.strides, tuple(m.inputs), tuple(m.outputs)
+        key = (m.fusion, *bound, tuple((k, repr(v)) for k, v in m.attributes.items()))
+        if key not in known:
+            known[key] = ask(m)
+        return known[key]
+
+    return answer

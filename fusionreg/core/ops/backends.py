@@ -114,6 +114,13 @@ class Backend:
                 return sys.modules["cupy"].asarray(value)
         return _torch_array(value, self.device)
 
+    def ordered(self, x: Any, axes: tuple[int, ...]) -> Any:
+        """An array whose axes follow each other in memory in this order, the last one side by side; ``x`` itself where
+        it lies so."""
+        turned = self.ns.permute_dims(x, axes)
+        dense = turned.contiguous() if self.name == "torch" else self.ns.ascontiguousarray(turned)
+        return self.ns.permute_dims(dense, tuple(map(axes.index, range(len(axes)))))
+
     def to_numpy(self, x: Any) -> Any:
         """A host NumPy array (ml_dtypes for bfloat16 and float8) with the same values."""
         import numpy as np

@@ -59,6 +59,7 @@ class Plan:
         basis: what each saving rests on: ``model``, or the measurement.
         graph: digest of the graph that it is for.
         fuel: how many sites it was cut off at; None where it was not.
+        moved: inputs and filters of the graph that have channels last in it: they are moved first.
         backwards: of each site, how its gradients are computed, in words, "" where nobody asks for them; empty where
             that is so of all. What is computed again is part of its saving.
     """
@@ -73,6 +74,7 @@ class Plan:
     graph: str = ""
     fuel: int | None = None
     backwards: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
 
     @property
     def saved(self) -> Cost:
@@ -84,6 +86,7 @@ class Plan:
         """SHA-256 over what it does: its graph, and the matches that it takes. Equal in every process and on every rank
         that plans the same graph with the same plugins."""
         does = [self.graph, self.policy, self.executor, [_key(m) for m in self.chosen]]
+        does += [self.moved] if self.moved else []
         return hashlib.sha256(json.dumps(does, separators=(",", ":")).encode()).hexdigest()
 
     def limited(self, fuel: int) -> Plan:

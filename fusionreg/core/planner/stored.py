@@ -83,6 +83,7 @@ class _Plan(Record):
     executor: str
     exact: bool
     fuel: int | None
+    moved: tuple[str, ...] = ()
     digest: str
     saved: _Saved
     chosen: tuple[_Chosen, ...]
@@ -98,6 +99,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         "executor": plan.executor,
         "exact": plan.exact,
         "fuel": plan.fuel,
+        "moved": list(plan.moved),
         "digest": plan.digest,
         "saved": plan.saved.to_dict(),
         "chosen": [
@@ -135,7 +137,7 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
     made = Plan(
         chosen, tuple(Cost(**c.saved.model_dump()) for c in found.chosen), tuple(losers), found.policy, found.exact,
         found.executor, tuple(c.basis for c in found.chosen), found.graph, found.fuel,
-        tuple(c.backward for c in found.chosen) if any(c.backward for c in found.chosen) else (),
+        tuple(c.backward for c in found.chosen) if any(c.backward for c in found.chosen) else (), found.moved,
     )  # fmt: skip
     if made.digest != found.digest:
         said = f"digest: {found.digest[:12]}…, and what it does is {made.digest[:12]}…"
@@ -184,6 +186,8 @@ def describe(plan: Plan, losers: bool = True) -> str:
         f"plan {plan.digest[:12]} of graph {plan.graph[:12]}: {plan.policy} beside {plan.executor}, {exact}{fuel}",
         f"{len(plan.chosen)} sites save {_micro(s)} µs, {s.bytes} bytes, {s.launches} launches",
     ]
+    if plan.moved:
+        lines += [f"moved to channels last: {', '.join(plan.moved[:4])}{', …' if len(plan.moved) > 4 else ''}"]
     rows = [
         (m.fusion, m.root, str(len(m.nodes)), _micro(c), str(c.bytes), str(c.launches), *words, ", ".join(m.kept))
         for m, c, *words in zip(plan.chosen, plan.savings, *_words(plan), strict=True)
