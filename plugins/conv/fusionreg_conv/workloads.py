@@ -51,6 +51,17 @@ def _layers(alone: bool) -> _Rows:
     }
 
 
+def _folded(alone: bool) -> _Rows:
+    """Some of 32 images as exporters write them: the normalization is in the filters and the bias."""
+    return {f"32x{n}": ("b", 32, *_LAYERS[n], "") for n in _FOLDED if n.endswith("-alone") == alone}
+
+
+_FOLDED = (
+    "64x56-64-3x3", "64x56-256-1x1-add", "256x56-64-1x1", "128x28-128-3x3", "512x28-128-1x1", "256x14-256-3x3",
+    "256x14-1024-1x1-add", "1024x14-256-1x1", "512x7-512-3x3", "512x7-2048-1x1-add", "64x56-256-1x1-alone",
+    "512x28-1024-1x1-s2-alone",
+)  # fmt: skip
+
 #: Layers of MobileNet, each channel by itself.
 _DEPTHWISE: _Rows = {
     "32x144x56-depthwise-3x3": ("b", 32, 144, 56, 144, 3, 1, ""),
@@ -63,6 +74,7 @@ _POOL: _Rows = {
 }
 #: The first layer of ResNet, and its pool.
 _STEM: _Rows = {"32x3x224-64-7x7-s2": ("b", 32, 3, 224, 64, 7, 2, "0.060")}
+_FOLDED_STEM: _Rows = {name: (*row[:-1], "") for name, row in _STEM.items()}
 _TWO = {"pool_h": 2, "pool_w": 2, "pool_stride_h": 2, "pool_stride_w": 2}
 _THREE = {"pool_h": 3, "pool_w": 3, "pool_stride_h": 2, "pool_stride_w": 2} | dict.fromkeys(
     ("pool_top", "pool_left", "pool_bottom", "pool_right"), 1
@@ -70,7 +82,8 @@ _THREE = {"pool_h": 3, "pool_w": 3, "pool_stride_h": 2, "pool_stride_w": 2} | di
 
 
 def _made(
-    rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = False, alone: bool = False
+    rows: _Rows, row: str, pool: dict[str, int] | None, depthwise: bool = False, alone: bool = False,
+    folded: bool = False,
 ) -> list[Workload]:
     found = []
     for name, (mode, n, c, extent, k, kernel, stride, goal) in rows.items():
@@ -81,15 +94,16 @@ def _made(
         if depthwise:
             chosen["groups"] = c
         add = name.endswith("-add")
+        absent = ("gamma", "beta", "mean", "var") if folded else ("bias",)
         found.append(
             Workload(
-                name=f"{name}-pool{pool['pool_h']}" if pool else name,
+                name=name + (f"-pool{pool['pool_h']}" if pool else "") + ("-folded" if folded else ""),
                 row=row,
                 mode=mode,
                 axes={"N": n, "C": c, "G": 1 if depthwise else c, "H": extent, "W": extent, "K": k, **taps},
                 dtypes={"T": "float16", "B": "float32"},
                 attributes={**window, **chosen},
-                absent=("bias",) if add or alone else ("bias", "residual"),
+                absent=absent if add or alone else (*absent, "residual"),
                 layouts=dict.fromkeys(("x", "w", *(("residual",) if add else ())), "channels_last"),
                 goal=goal,
             )
@@ -100,8 +114,12 @@ def _made(
 def workloads(words: str) -> tuple[Workload, ...]:
     """Those of ``conv.<words>``."""
     if words == "conv_bn":
-        return tuple(_made({**_layers(alone=True), **_DETECTOR}, "S13 more", None, alone=True))
+        folded = _made(_folded(alone=True), "S13 more", None, alone=True, folded=True)
+        return (*_made({**_layers(alone=True), **_DETECTOR}, "S13 more", None, alone=True), *folded)
     if words == "conv_bn_relu":
         more = _made({**_layers(alone=False), **_FIRST}, "S13 more", None)
+        more += _made(_folded(alone=False), "S13 more", None, folded=True)
         return (*_made(_RELU, "S13", None), *more, *_made(_DEPTHWISE, "S13 more", None, depthwise=True))
-    return (*_made(_POOL, "S13", _TWO), *_made(_STEM, "S13", _THREE))
+    return (
+        *_made(_POOL, "S13", _TWO), *_made(_STEM, "S13", _THREE), *_made(_FOLDED_STEM, "S13 more", _THREE, folded=True)
+    )  # fmt: skip
