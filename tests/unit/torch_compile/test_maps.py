@@ -148,3 +148,15 @@ def test_a_result_that_no_call_could_give_back() -> None:
     assert end.args == ((x,),)
     with pytest.raises(ModelError, match="cannot move maps"):
         maps.move(made, {}, before)
+
+
+def test_inductor_moves_what_leads_to_a_convolution() -> None:
+    """In the kernel that writes what the convolution reads: moving it first costs nothing beside that."""
+
+    def block(x: torch.Tensor, skip: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(nn.functional.silu(nn.functional.group_norm(x, 2)), w) + skip
+
+    given = torch.randn(SHAPE), torch.randn(2, 4, 4, 4), torch.randn(4, 8, 3, 3)
+    module = torch.fx.experimental.proxy_tensor.make_fx(block, pre_dispatch=True)(*given)
+    moved = maps.movable(module, given)
+    assert moved.keys() == {0, 1, 2} and maps.by_itself(module, moved).keys() == {1}
