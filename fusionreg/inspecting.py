@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusionreg.core.bench.results import read
 from fusionreg.core.cache import Cache
-from fusionreg.core.errors import FusionregError
+from fusionreg.core.errors import ArgumentError, FusionregError
 from fusionreg.core.frozen import EMPTY, FrozenDict
 from fusionreg.core.inspection import Question, Variant, candidates, examine, subject, watch
 from fusionreg.core.registry.catalog import Catalog, load
@@ -54,6 +54,8 @@ def inspect(
     wanted = []
     for name in targets:
         entry, kernel = _named(catalog, name)
+        if not entry.kernels:
+            raise ArgumentError("cannot inspect", name, "no kernel", "a fusion with a kernel", catalog.lost(name))
         made = subject(entry, kernel, question, catalog.ops)
         wanted += [(made, candidate) for candidate in candidates(made, kernel, params, every)]
     found: list[Variant] = []

@@ -143,6 +143,8 @@ def test_domain_operators_are_written_with_a_dot():
         ("y = optional(Add)(1, x)", "first tensor operand", 1),
         ("y = foo.Bar(x)", "unknown operator", 1),
         ("y = Cast(x)", "without to", 1),
+        ("y = ReduceL2(x, axes=(-1,))", "'axes' — an operand in its place: ReduceL2(x, axes?)", 1),
+        ("y = ReduceL2(x, keepdim=1)", "'keepdim' — did you mean keepdims", 1),
         ("y = " + "Relu(" * 120 + "x" + ")" * 120 + "\nz = " + "(" * 500, "line", 1),
     ],
 )

@@ -102,7 +102,7 @@ def test_reasons_name_the_cause(site):
     assert "nothing_of_this_name" in reasons["import_error"]
     assert "register_fusion" in reasons["misspelled_hook"] and reasons["misspelled_hook"].startswith("register")
     assert "FusionSpec field pattern" in reasons["bad_spec"]
-    assert "field api" in reasons["api_2"] and "1" in reasons["api_2"]
+    assert reasons["api_2"].endswith("field api: 2 — this version reads 1. Upgrade fusionreg or the plugin")
     assert reasons["system_exit"] == "import: SystemExit: 3"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -44,7 +45,7 @@ def new(
             "will not load; choose another first word",
             err=True,
         )
-    typer.echo(f"made {made}\nnext:\n  pip install -e {made}\n  fusionreg run {name}")
+    typer.echo(f"made {made}\nnext:\n  pip install -e {quote(str(made))}\n  fusionreg run {name}")
 
 
 @app.command()
@@ -60,4 +61,4 @@ def repro(
     from fusionreg.core.proof.repro import write
 
     made = write(load_registry().catalog, fusion, kernel, case, device=device.value, folder=out)
-    typer.echo(f"wrote {made}\nnext:\n  python {made / 'run.py'}")
+    typer.echo(f"wrote {made}\nnext:\n  python {quote(str(made / 'run.py'))}")

@@ -68,7 +68,10 @@ def show(
     given = [f"--{k}" for k, v in (("arch", arch), ("kernel", kernel), ("dtype", dtype)) if v]
     if given and not source:
         raise ArgumentError("cannot show", name, f"{' and '.join(given)} without --source", "--source with these")
-    entry = load()[name]
+    catalog = load()
+    entry = catalog[name]
+    if source and not entry.spec.open and not entry.kernels:
+        raise ArgumentError("cannot show", name, "no kernel", "a fusion with a kernel", catalog.lost(name))
     if source:
         units = list(describe.sources(entry, arch=arch or "sm_90a", kernel=kernel, dtype=dtype))
         if json:

@@ -195,8 +195,10 @@ class PatternParser:
                 raise self.fail(node, found, "an operand that the operator can do without")
         for name, value in alternative.attributes.items():
             if name not in spec.attributes:
-                hint = UnknownNameError.among("attribute", name, spec.attributes)
-                raise self.fail(node, f"{alternative.op} has no attribute {name!r}", hint.expected, name=name)
+                expected = UnknownNameError.among("attribute", name, spec.attributes).expected
+                if name in [i.rstrip("?*") for i in spec.inputs]:
+                    expected = f"an operand in its place: {alternative.op}({', '.join(spec.inputs)})"
+                raise self.fail(node, f"{alternative.op} has no attribute {name!r}", expected, name=name)
             self.attributes.update(attribute_names(value))
         missing = [n for n, d in spec.attributes.items() if d == REQUIRED and n not in alternative.attributes]
         if missing:

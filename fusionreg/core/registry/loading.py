@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import FusionregError, SpecError, UnknownNameError
 from ..ops import Vocabulary, check_cuda
-from ..spec import Case, FusionSpec, KernelSpec, OpSpec
+from ..spec import API, Case, FusionSpec, KernelSpec, OpSpec
 from ..validate.cases import check_case
 from ..validate.fusion import check_fusion
 from ..validate.gradients import check_backward
@@ -29,19 +29,23 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, FusionregError):
         return " ".join(str(error).split())
     if type(error).__module__.startswith("pydantic"):
-        return "; ".join(validation_lines(error))
+        return "; ".join(validation_lines(error).values())
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def validation_lines(error: Any) -> list[str]:
-    """What pydantic found wrong, a line per field."""
-    lines = []
+def validation_lines(error: Any) -> dict[str, str]:
+    """What pydantic found wrong: field → a line; of a spec for another version that alone."""
+    lines: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         where = ".".join(str(p) for p in problem["loc"] if not str(p).startswith(("function-", "tuple[")))
         given = problem.get("input")
+        if where == "api" and problem["type"] == "literal_error":
+            other = f"{given!r} — this version reads {API}. Upgrade fusionreg or the plugin"
+            return {where: f"{error.title} field api: {other}"}
         shown = f", not {given!r}" if isinstance(given, str | int | float) and len(repr(given)) < 60 else ""
-        lines.append(f"{error.title} field {where or '(whole)'}: {problem['msg'].lower()}{shown}")
+        line = f"{error.title} field {where or '(whole)'}: {problem['msg'].lower()}{shown}"
+        lines[where] = f"{lines[where]}; {line}" if where in lines else line
     return lines
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module, invalidate_caches
@@ -22,7 +22,7 @@ from ..registry.catalog import Catalog, load
 from ..registry.discovery import GROUP
 from ..registry.entries import FusionEntry, PluginFailure
 from ..registry.loading import reason_of, validation_lines
-from ..spec import API, FusionSpec
+from ..spec import FusionSpec
 from .fusion import check_fusion
 from .kernel import check_kernel
 from .reference import check_reference
@@ -99,16 +99,10 @@ def _json(path: Path) -> list[Result]:
 def _spec(item: Any, name: str, results: list[Result]) -> FusionSpec | None:
     from pydantic import ValidationError
 
-    if isinstance(item, Mapping) and item.get("api", API) != API:
-        reason = f"api is {item['api']!r} — this version reads api = {API}. Upgrade fusionreg or the plugin"
-        results.append(Result(name, "failed", reason, field="api"))
-        return None
     try:
         return FusionSpec.model_validate(item)
     except ValidationError as error:
-        fields = [".".join(map(str, p["loc"])) for p in error.errors()]
-        lines = validation_lines(error)
-        results += [Result(name, "failed", line, field=at) for at, line in zip(fields, lines, strict=True)]
+        results += [Result(name, "failed", line, field=at) for at, line in validation_lines(error).items()]
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -120,9 +121,11 @@ def test_the_test_that_new_makes_passes(cli, tmp_path, site):
 
 def test_repro_of_a_failing_case(cli, wrong_acme, tmp_path):
     key = "acme.add_relu/plain[float32-base]"  # as the table of failures prints it
-    ran = cli("repro", "acme.add_relu", "--kernel", "plain", "--case", key, "--out", tmp_path / "r")
+    folder = tmp_path / "a folder"
+    ran = cli("repro", "acme.add_relu", "--kernel", "plain", "--case", key, "--out", folder)
     assert ran.code == 0, ran.err
-    again = subprocess.run([sys.executable, str(tmp_path / "r" / "run.py")], capture_output=True, text=True)
+    assert shlex.split(ran.out.splitlines()[-1]) == ["python", str(folder / "run.py")]
+    again = subprocess.run([sys.executable, str(folder / "run.py")], capture_output=True, text=True)
     assert again.returncode == 1 and f"{key} INCORRECT_NUMERICAL" in again.stdout
-    ran = cli("repro", "acme.add_relu", "--kernel", "plain", "--case", key, "--out", tmp_path / "r")
+    ran = cli("repro", "acme.add_relu", "--kernel", "plain", "--case", key, "--out", folder)
     assert ran.code == 1 and "not empty" in ran.err

@@ -131,6 +131,13 @@ def test_options_of_the_source_need_it(cli, option):
     assert ran.code == 1 and f"{option[0]} without --source" in ran.err and not ran.out
 
 
+def test_a_fusion_that_lost_its_kernels_says_why(cli, acme):
+    next(acme.folder.rglob("k.cu.j2")).unlink()
+    for command in (("show", "acme.add_relu", "--source"), ("inspect", "acme.add_relu"), ("run", "acme.add_relu")):
+        ran = cli(*command)
+        assert ran.code == 1 and "no kernel" in ran.err and "Plugin acme failed to load it: " in ran.err, ran.err
+
+
 def test_show_source_of_an_unknown_architecture(cli):
     ran = cli("show", "gemm.bias", "--source", "--arch", "sm_99")
     assert ran.code == 2 and "sm_99" in ran.err and "sm_90" in ran.err and not ran.out
