@@ -10,7 +10,7 @@ from .engine import Rule
 from .site import Site, floats
 
 
-def _swaps_last(operand: str, flag: str) -> Any:
+def swaps_last(operand: str, flag: str) -> Any:
     """The flag toggled, where a Transpose swaps exactly the last two axes. An identity permutation toggles nothing."""
 
     def derive(site: Site) -> Mapping[str, Any] | None:
@@ -32,7 +32,7 @@ TRANSPOSES: tuple[Rule, ...] = (
         "y = MatMul(Transpose(a, perm=perm), b, transA=transA, transB=transB)",
         "y = MatMul(a, b, transA=transA, transB=transB)",
         (),
-        _swaps_last("a", "transA"),
+        swaps_last("a", "transA"),
         shared=True,
     ),
     Rule(
@@ -40,7 +40,7 @@ TRANSPOSES: tuple[Rule, ...] = (
         "y = MatMul(a, Transpose(b, perm=perm), transA=transA, transB=transB)",
         "y = MatMul(a, b, transA=transA, transB=transB)",
         (),
-        _swaps_last("b", "transB"),
+        swaps_last("b", "transB"),
         shared=True,
     ),
     Rule(
@@ -48,7 +48,7 @@ TRANSPOSES: tuple[Rule, ...] = (
         "y = fusionreg.GroupedMatMul(x, Transpose(w, perm=perm), ends, trans=trans)",
         "y = fusionreg.GroupedMatMul(x, w, ends, trans=trans)",
         (),
-        _swaps_last("w", "trans"),
+        swaps_last("w", "trans"),
         shared=True,
     ),
 )

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..dtypes import DTYPES
 from .engine import Rule
+from .products import swaps_last
 from .site import Site
 
 #: What weights are stored in, and products dequantise.
@@ -48,11 +50,46 @@ def _one_axis(site: Site) -> Mapping[str, Any] | None:
     return None
 
 
+def _exact(site: Site) -> bool:
+    """What w holds is a number of 16 bits as well."""
+    row = DTYPES.get(site.attribute("kind"))
+    return site.value("w").dtype in NARROW and row is not None and row.floating
+
+
+def _one_factor(site: Site) -> bool:
+    """c is one number for all, beside a matrix of weights in float32."""
+    c = site.shape("c")
+    return site.value("w").dtype in NARROW and site.rank("w") == 2 and c in ((), (1,), (1, 1))
+
+
+def _rounds(site: Site) -> bool:
+    return site.attribute("kind") != site.value("s").dtype
+
+
+def _scales(site: Site) -> bool:
+    """One scale belongs to x, for all of it or for each row, the other to w, for all or for each channel."""
+    x, w, h = site.shape("sx"), site.shape("sw"), site.shape("h")
+    if x is None or w is None or h is None or len(h) < 2 or site.rank("w") != 2:
+        return False
+    if site.value("x").dtype != "float8_e4m3fn" or site.value("w").dtype != "float8_e4m3fn":
+        return False
+    of_rows = x == (*h[:-1], 1)
+    of_channels = len(w) >= 1 and w[-1] == h[-1] and all(d == 1 for d in w[:-1]) and len(w) <= len(h)
+    return (of_rows or all(d == 1 for d in x)) and (of_channels or all(d == 1 for d in w))
+
+
+def _swapped_below(site: Site) -> Mapping[str, Any] | None:
+    return swaps_last("w", "transB")(site) if site.rank("w") == 2 else None
+
+
 def _product(scaled: str) -> str:
     return f"y = MatMul(x, {scaled}, {_FLAGS})"
 
 
 _CAST = _product("Mul(Cast(w, to=kind), s)")
+#: Scaled in float32, and rounded to the dtype of x.
+_WIDE_CAST = _product("Cast(Mul(Cast(w, to=kind), s), to=narrow)")
+_SCALED = 'h = MatMul(Cast(x, to="float32"), Cast(w, to="float32"), transA=transA, transB=transB)\n'
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -64,4 +101,44 @@ RULES: tuple[Rule, ...] = (
     Rule("cast_times_scale", _CAST, _product("DequantizeLinear(w, s)"), (_per_tensor,)),
     Rule("cast_times_scales", _CAST, _product("DequantizeLinear(w, s)"), (_last_axis,)),
     Rule("cast_times_column", _CAST, _product("DequantizeLinear(w, Reshape(s, flat), axis=axis)"), (), _one_axis),
+    Rule("cast_times_scale", _WIDE_CAST, _product("Cast(DequantizeLinear(w, s), to=narrow)"), (_per_tensor,)),
+    Rule("cast_times_scales", _WIDE_CAST, _product("Cast(DequantizeLinear(w, s), to=narrow)"), (_last_axis,)),
+    Rule(
+        "cast_times_column",
+        _WIDE_CAST,
+        _product("Cast(DequantizeLinear(w, Reshape(s, flat), axis=axis), to=narrow)"),
+        (),
+        _one_axis,
+    ),
+    Rule(
+        "rounded_behind",
+        "y = DequantizeLinear(w, s, axis=axis, block_size=block, output_dtype=kind)",
+        "y = Cast(DequantizeLinear(w, s, axis=axis, block_size=block), to=kind)",
+        (_rounds,),
+    ),
+    Rule("widened_twice", 'y = Cast(Cast(w, to=kind), to="float32")', 'y = Cast(w, to="float32")', (_exact,)),
+    *(
+        Rule(
+            "factor_of_scales",
+            f'y = {op}(Mul(Cast(w, to="float32"), s), c)',
+            f'y = Mul(Cast(w, to="float32"), {op}(s, c))',
+            (_one_factor,),
+        )
+        for op in ("Mul", "Div")
+    ),
+    Rule(
+        "transposed_below_cast",
+        f"y = MatMul(x, Cast(Transpose(w, perm=perm), to=kind), {_FLAGS})",
+        f"y = MatMul(x, Cast(w, to=kind), {_FLAGS})",
+        (),
+        _swapped_below,
+        shared=True,
+    ),
+    # torch._scaled_mm and kernels multiply by one scale after the other
+    Rule(
+        "scales_first",
+        f"{_SCALED}y = Mul(h, Mul(sx, sw))",
+        f"{_SCALED}y = Mul(Mul(h, sx), sw)",
+        (_scales,),
+    ),
 )

@@ -1,10 +1,10 @@
 """Products with weights of 8 bits, and of 8-bit operands: ``gemm.cast_scale``, ``gemm.dequantize``, ``gemm.scaled``.
 
 Weights are int8 or e4m3, with one scale for each channel or one for all. A scale stands behind the product
-(``cast_scale``), or the weight is dequantised in front of it (``dequantize``, as ONNX's QDQ form says it), in x's dtype or,
-with ``_wide``, in float32; the kernels
-compute both in one way: the product of what is stored, summed in fp32, then the scale, the bias, the activation, and
-one cast. ``scaled`` is the product of two e4m3 tensors, each with a scale, which for x may be one for each row.
+(``cast_scale``), or the weight is dequantised in front of it (``dequantize``, as ONNX's QDQ form says it), in x's dtype
+or, with ``_wide``, in float32; the kernels compute all in one way: the product of what is stored, summed in fp32, then
+the scale, the bias, the activation, and one cast. ``scaled`` is the product of two e4m3 tensors, each with a scale,
+which for x may be one for each row.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -74,6 +76,52 @@ def test_weights_of_torch_modules(registry, way, kind, dtype, fusion):
     assert (y - exact).abs().max() <= 2.0 ** (-9 if dtype == torch.float16 else -6) * exact.abs().max()
 
 
+class WideScales(PerChannel):
+    """Scales are float32, x and the result are not."""
+
+    def forward(self, x):
+        w, s, dtype, way = self.w, self.scale, x.dtype, self.way
+        if way == "behind":
+            return (F.linear(x, w.to(dtype)) * s).to(dtype)
+        if way == "wide_result":
+            return F.linear(x, w.to(dtype)) * s
+        if way == "biased":
+            return F.gelu((F.linear(x, w.to(dtype)) * s).to(dtype) + self.bias)
+        if way == "before":
+            return torch.relu(F.linear(x, (w.to(s.dtype) * s[:, None]).to(dtype), self.bias))
+        if way == "transposed":
+            return x @ (w * s.unsqueeze(-1)).t().to(dtype)
+        if way == "divided":
+            return F.linear(x, (w * s[:, None] / 127).to(dtype))
+        return F.linear(x, (w.to(s.dtype) * s[:K]).to(dtype))  # along k
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "fusion"),
+    [
+        ("behind", "float8", "gemm.cast_scale_wide"),
+        ("wide_result", "int8", "gemm.cast_scale_wide"),
+        ("biased", "int8", "gemm.cast_scale_wide"),
+        ("before", "float8", "gemm.dequantize_wide"),
+        ("transposed", "int8", "gemm.dequantize_wide"),
+        ("divided", "int8", "gemm.dequantize_wide"),
+        ("along_k", "int8", ""),
+    ],
+)
+def test_scales_in_float32(registry, way, kind, fusion):
+    """They have bits that bfloat16 lacks."""
+    torch.manual_seed(0)
+    module, x = WideScales(way, kind, torch.float32), torch.randn(M, K, dtype=torch.bfloat16)
+    module.bias = nn.Parameter(module.bias.bfloat16())
+    fused = registry.fuse(torch.export.export(module, (x,)))
+    found = [s.fusion for s in fused.sites if s.fusion.startswith("gemm")]
+    assert found == ([fusion] if fusion else [])
+    y = fused(x)
+    assert y.dtype == module(x).dtype
+    exact = module.double()(x.double())
+    assert (y.double() - exact).abs().max() <= 2.0**-8 * exact.abs().max()
+
+
 class Scaled(nn.Module):
     def __init__(self, per_row: bool, bias: bool) -> None:
         super().__init__()
@@ -95,6 +143,36 @@ def test_scaled_mm(registry, per_row, bias):
     assert [s.fusion for s in fused.sites] == ["gemm.scaled_bias" if bias else "gemm.scaled"]
     y, exact = fused(x, scale).float(), module(x, scale).float()
     assert (y - exact).abs().max() <= 2.0**-7 * exact.abs().max()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_scales_that_are_multiplied_first(registry, per_row, swapped):
+    class First(Scaled):
+        def forward(self, x, scale):
+            scales = self.scale * scale if swapped else scale * self.scale
+            return F.silu((x.float() @ self.w.t().float() * scales).bfloat16())
+
+    torch.manual_seed(3)
+    module, x = First(per_row, False), torch.randn(16, K).to(torch.float8_e4m3fn)
+    scale = torch.rand(16, 1) if per_row else torch.rand(())
+    fused = registry.fuse(torch.export.export(module, (x, scale)))
+    assert [s.fusion for s in fused.sites] == ["gemm.scaled"]
+    y, exact = fused(x, scale).float(), module(x, scale).float()
+    assert (y - exact).abs().max() <= 2.0**-7 * exact.abs().max()
+
+
+def test_a_scale_of_each_element_is_none_of_a_row(registry):
+    class Each(nn.Module):
+        def forward(self, x, w, scale, each):
+            return (x.float() @ w.t().float() * (scale * each)).bfloat16()
+
+    args = [torch.randn(n, K).to(torch.float8_e4m3fn) for n in (16, N)]
+    args += [torch.rand(()), torch.rand(16, N)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NothingFusedWarning)
+        fused = registry.fuse(torch.export.export(Each(), tuple(args)))
+    assert not any(s.fusion.startswith("gemm.scaled") for s in fused.sites)
 
 
 class Requantized(Scaled):
