@@ -284,6 +284,19 @@ def test_channels_of_a_larger_map(runtime):
     torch.testing.assert_close(y, torch_forward(x, given)[0], rtol=2e-5, atol=2e-6)
 
 
+def test_large_maps_of_any_memory_order(sim_cache):
+    """A block has a whole channel: its threads' own sums of so many elements would be off in single precision."""
+    x = 1.1 * maps(1, (2, 96, 96, 8), False).sign().half().permute(3, 0, 1, 2)  # images last; the same error each time
+    given = [torch.ones(2), torch.zeros(2), torch.zeros(2), torch.ones(2)]
+    runtime = Runtime(CATALOG, device="sim", cache=sim_cache)
+    *_, mean, inverse = forward(runtime, x, given, **MOMENTUM)
+    assert kernel_of(runtime, "norm.batchnorm_relu") == {"plain"}
+    rows = x.double()
+    var = rows.var((0, 2, 3), unbiased=False)
+    torch.testing.assert_close(inverse.double(), (var + 1e-5).rsqrt(), rtol=1.2e-7, atol=0)
+    torch.testing.assert_close(mean.double(), rows.mean((0, 2, 3)), rtol=1e-7, atol=1e-9)
+
+
 def test_a_map_without_places_and_one_without_images(runtime):
     given = parameters(8)
     for shape in ((3, 8, 0, 4), (0, 8, 4, 4)):
