@@ -56,6 +56,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return _TORCH[name]
 
 
+def known(overload: torch._ops.OpOverload) -> bool:
+    """Whether it is torch's own: of its tensor library, or attention of sequences one behind the other."""
+    return overload.namespace in ("aten", "prims") or overload.name() == "torch_attn::_varlen_attn"
+
+
 @cache
 def overload(target: str) -> torch._ops.OpOverload:
     """The overload named ``aten.add.Tensor``; :class:`ModelError` where this torch lacks it."""

@@ -40,8 +40,8 @@ def documents():
     ],
 )
 def test_varlen(registry, given, facts):
-    (found,) = registry.match(Documents(**given), *documents()).matches
-    assert found.fusion == "attention.sdpa_varlen"
+    found, training = registry.match(Documents(**given), *documents()).matches
+    assert (found.fusion, training.fusion) == ("attention.sdpa_varlen", "attention.sdpa_varlen_training")
     assert {n: found.attributes[n] for n in facts} == facts
 
 

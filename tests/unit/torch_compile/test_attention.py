@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import attention as kit
 import pytest
@@ -118,3 +119,25 @@ def test_called_directly(registry):
         strict=True,
     ):  # fmt: skip
         torch.testing.assert_close(found, want, rtol=0, atol=1e-6)
+
+
+def test_sequences_one_behind_the_other_train(registry, compiled, reports):
+    """torch's varlen has no kernel for the CPU: both passes are ours, or there is an error."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    ends = torch.tensor([0, 9, 10, 10, 26], dtype=torch.int32)
+
+    def packed(q, k, v):
+        return varlen.varlen_attn(q * 1.5, k, v, ends, ends, 16, 16, window_size=(-1, 0), enable_gqa=True).sin()
+
+    def alone(q, k, v):
+        several = ([x[a:b].transpose(0, 1) for x in (q * 1.5, k, v)] for a, b in pairwise(ends.tolist()))
+        parts = [F.scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True) for x in several]
+        return torch.cat(parts, 1).transpose(0, 1).sin()
+
+    given = [torch.randn(26, h, 16, requires_grad=True) for h in (4, 2, 2)]
+    step, way = compiled(packed, registry=registry), torch.randn(26, 4, 16)
+    mine, other = (torch.autograd.grad(f(*given), given, way) for f in (step, alone))
+    for a, b in zip(mine, other, strict=True):
+        same(a, b)
+    assert fused(reports) == ["attention.sdpa_varlen_training"]
+    assert fused(reports, "backward") == ["attention.sdpa_varlen_backward"]

@@ -99,7 +99,7 @@ class _Reader(GraphReader):
     def call(self, node: torch.fx.Node, env: dict[torch.fx.Node, Any]) -> Any:
         target: Any = node.target
         higher = isinstance(target, torch._ops.HigherOrderOperator) or target is operator.getitem
-        if not higher and (not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims")):
+        if not higher and (not isinstance(target, torch._ops.OpOverload) or schemas.known(target)):
             return super().call(node, env)
         where = source.from_trace(node.meta.get("stack_trace"), "")
         arguments = {str(i): self.argument(a, env) for i, a in enumerate(node.args)}
