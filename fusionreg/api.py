@@ -232,7 +232,6 @@ class Registry(Mapping[str, FusionEntry]):
         refuses: Callable[[Match], str | None] | None = None,
         gradients: Callable[[Match], Backward | str | None] | None = None,
         strides: Strides | None = None,
-        slower: Callable[[Match], float] = lambda match: 0.0,
     ) -> Plan:
         """The set of matches that saves most time.
 
@@ -248,7 +247,6 @@ class Registry(Mapping[str, FusionEntry]):
                 where nobody asks for them.
             strides: match → those of its inputs that are known not to lie row by row, by name; by default what the
                 model tells of them.
-            slower: match → seconds that its nodes take the executor longer than their like.
 
         Raises: :class:`UnknownNameError` for another policy or executor, :class:`ArgumentError` for fuel that is no
         number.
@@ -264,7 +262,7 @@ class Registry(Mapping[str, FusionEntry]):
         found = self._asked_for(found, refusal, gradients)
         cost = CostModel(
             self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected,
-            kernels=once(self.runtime.seconds), gains=self._gains, slower=slower,
+            kernels=once(self.runtime.seconds), gains=self._gains,
         )  # fmt: skip
 
         def accepts(match: Match) -> str | None:

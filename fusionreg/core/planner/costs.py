@@ -112,8 +112,6 @@ class CostModel:
         kernels: match → seconds of the kernel that would run, by what it says itself; None where it says nothing.
         gains: (match, executor, bytes of its inputs and outputs) → how it measured against that executor; None where
             nothing like it was measured.
-        slower: match → seconds that its nodes take the executor longer than this model and measurements of their like
-            tell.
     """
 
     ops: Mapping[str, OpSpec] = field(repr=False)
@@ -123,7 +121,6 @@ class CostModel:
     measured: Callable[[Match], float | None] = field(default=lambda match: None, repr=False)
     kernels: Callable[[Match], float | None] = field(default=lambda match: None, repr=False)
     gains: Callable[[Match, Executor, int], Gain | None] = field(default=lambda match, executor, size: None, repr=False)
-    slower: Callable[[Match], float] = field(default=lambda match: 0.0, repr=False)
 
     @property
     def free(self) -> frozenset[str]:

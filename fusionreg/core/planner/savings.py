@@ -18,9 +18,6 @@ MARGIN = 0.03
 #: Up to so many times the model's time, what a kernel says of its own tells no more than that the model is nominal.
 SLOW = 1.5
 
-#: Where the executor is known to be slower by so many times the model's time, no measurement is needed.
-SURE = 2.0
-
 #: A product whose arithmetic takes a larger part of the time that its bytes take is no mere stream of them.
 PART = 0.1
 
@@ -143,12 +140,9 @@ class GraphCosts:
             basis = gain.source
         elif self.model.measured(match) is not None:
             basis = "estimate of its plugin"
-        slower = self.model.slower(match)
-        before, unfused = replace(before, seconds=before.seconds + slower), unfused + slower
         cost = before - after - fused - (extra or Cost())
         share = cost.seconds / unfused if unfused else (-1.0 if cost.seconds < 0 else 0.0)
-        unsure = basis == ESTIMATED and slower < SURE * fused.seconds and self._arithmetic(match, fused.bytes)
-        return Saving(cost, share, basis, gain is not None, unsure)
+        return Saving(cost, share, basis, gain is not None, basis == ESTIMATED and self._arithmetic(match, fused.bytes))
 
     def _arithmetic(self, match: Match, moved: int) -> bool:
         """Whether the rate of a match's products counts: where their arithmetic takes longer than their bytes, or

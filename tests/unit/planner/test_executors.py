@@ -230,9 +230,6 @@ def test_a_measurement_takes_the_place_of_the_model():
     # ours may be the slower one by a measurement as well
     lost = saving(graph, INDUCTOR, ADD_NORM, gains=lambda m, e, size: Gain(2.0))
     assert lost.cost.seconds == pytest.approx(-alone.seconds) and lost.share == pytest.approx(-1.0)
-    # unless the executor is known to be slower at this very site, which no measurement of its like tells
-    won = saving(graph, INDUCTOR, ADD_NORM, gains=lambda m, e, s: Gain(2.0), slower=lambda m: 3 * alone.seconds)
-    assert won.cost.seconds == pytest.approx(2 * alone.seconds) and won.share == pytest.approx(0.5)
 
 
 def test_what_loses_by_the_model_alone_is_undecided():

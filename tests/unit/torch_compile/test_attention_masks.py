@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from fusionreg.api import Registry
+from fusionreg.integrations.torch.compile import inner
 
 from .conftest import fused, same
 
@@ -129,24 +130,30 @@ def test_a_scale_that_is_trained(shape, compiled, reports):
     assert dict(registry.runtime.kernels_used) == {f"attention.sdpa_{n}/plain": 2 for n in ("training", "backward")}
 
 
-@pytest.mark.parametrize("expanded", [True, False])
-def test_a_mask_that_torch_has_no_fused_kernel_for(compiled, registry, monkeypatch, expanded) -> None:
-    """Of transformers' models without padding: it allows all, and is expanded over the keys. Torch multiplies in
-    float32 beside it, of which a measurement of attention without a mask does not tell."""
-    plan, saved = Registry.plan, []
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_a_mask_that_torch_has_no_fused_kernel_for(compiled, reports, monkeypatch, hidden) -> None:
+    """As transformers has it where nobody gave one: it is expanded over the keys, so that torch multiplies in float32.
+    Where it allows all, it goes, and is laid out where it does not; other masks stay as they are."""
+    attentions = []
+    monkeypatch.setattr(inner, "eager", lambda module, *_: attentions.extend(_attentions(module)) or module.forward)
 
-    def watched(self, graph, **given):
-        unaware = plan(self, graph, **{**given, "slower": lambda match: 0.0})
-        found = plan(self, graph, **given)
-        saved.extend(a.seconds - b.seconds for a, b in zip(found.savings, unaware.savings, strict=True))
-        return found
+    def attend(q, known):
+        rows = (torch.arange(24)[:, None] >= hidden).expand(2, 1, 24, 24)
+        y = F.scaled_dot_product_attention(q, q, q, attn_mask=rows)
+        return F.scaled_dot_product_attention(y, q, q, attn_mask=rows) + F.scaled_dot_product_attention(q, y, q, known)
 
-    def attend(q):
-        places = torch.arange(24)[:, None] if expanded else torch.arange(24)
-        return F.scaled_dot_product_attention(q, q, q, attn_mask=(places >= 0).expand(2, 1, 24, 24))
-
-    monkeypatch.setattr(Registry, "plan", watched)
-    q = torch.randn(2, 4, 24, 16)
+    q, known = torch.randn(2, 4, 24, 16), torch.ones(24, 24, dtype=torch.bool)
     with torch.no_grad():
-        same(compiled(attend)(q), attend(q))
-    assert saved[0] == pytest.approx((4 * 4608 * 16 / 6.7e13 + 16 * 4608 / 4.8e12) * expanded)
+        same(compiled(attend, policy="balanced")(q, known), attend(q, known))
+        assert attentions == [torch.ops.aten.contiguous.default if hidden else None] * 2 + ["L_known_"]
+        assert reports[0].masks == 2 and "left out where they allow all: 2" in str(reports[0])
+        same(compiled(attend, policy="conservative")(q, known), attend(q, known))
+    assert reports[1].masks == 0
+
+
+def _attentions(module):
+    """What makes the masks of all attentions of a graph."""
+    target = torch.ops.aten.scaled_dot_product_attention.default
+    found = module.graph.find_nodes(op="call_function", target=target)
+    given = [n.kwargs.get("attn_mask", n.args[3] if len(n.args) > 3 else None) for n in found]
+    return [m and m.target for m in given]

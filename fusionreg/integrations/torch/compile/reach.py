@@ -12,7 +12,6 @@ from fusionreg.core.matcher.match import Match
 
 from ..operators.schema import NAMESPACE
 from ..program import Call
-from . import masks
 from .glue import constant, glued, operands
 from .lowering import BARRIERS, Lowered, visible
 from .reading import Traced
@@ -36,7 +35,6 @@ class Reach:
             for o in c.outputs
             if (v := self.names.get(o, "")) in self.graph.producers
         }
-        self.masked = any(masks.seconds(call, self.values) for call in self.calls)
         self.writers = {o: i for i, c in enumerate(self.calls) for o in c.outputs if o}
 
     def refusal(self, match: Match) -> str | None:
@@ -61,10 +59,6 @@ class Reach:
             if isinstance(value, torch.Tensor) and _numbers(value) and not value.is_contiguous():
                 found[tensor] = value.stride()
         return found
-
-    def slower(self, match: Match) -> float:
-        """Seconds that what it covers takes torch longer than operators of their kind do."""
-        return sum(masks.seconds(call, self.values) for call in self._calls(match)) if self.masked else 0.0
 
     def _elsewhere(self, call: Call, inside: frozenset[str]) -> str:
         """A result of a call that others ask for and a match does not make."""

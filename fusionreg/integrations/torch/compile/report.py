@@ -65,6 +65,8 @@ class Report:
         seconds: that all this took.
         plans: digests of the plans of its parts: equal on every rank that compiles the same graph.
         moved: how many of its inputs are moved to channels last first.
+        masks: at how many attentions a mask that torch has no fast kernel for was laid out by keys, or left out because
+            it allows all.
         unmeasured: how many sites there was no time to measure; the next compilation goes on with them.
     """
 
@@ -78,6 +80,7 @@ class Report:
     plans: tuple[str, ...] = ()
     moved: int = 0
     unmeasured: int = 0
+    masks: int = 0
 
     @classmethod
     def joined(cls, reports: Iterable[Report], policy: str, seconds: float, stage: str = "captured") -> Report:
@@ -94,6 +97,7 @@ class Report:
             tuple(p for r in parts for p in r.plans),
             sum(r.moved for r in parts),
             sum(r.unmeasured for r in parts),
+            sum(r.masks for r in parts),
         )
 
     @property
@@ -113,6 +117,8 @@ class Report:
                 yield f"  {title}: {item}"
         if self.moved:
             yield f"  moved to channels last: {self.moved} inputs"
+        if self.masks:
+            yield f"  masks laid out by keys, or left out where they allow all: {self.masks}"
         if self.unmeasured:
             yield f"  not measured: {self.unmeasured} sites, for which the time was too short"
         for text in self.refused:

@@ -15,7 +15,7 @@ from fusionreg.core.planner.training import UNSURE as MULTIPLIES
 from fusionreg.core.planner.training import Backward
 
 from ..operators import Operators
-from . import autocast, maps
+from . import autocast, maps, masks
 from .gradients import Gradients
 from .guards import Extents
 from .lowering import Lowered, lower
@@ -45,6 +45,8 @@ class _Planned:
     gradients: Gradients
     reach: Reach
     plan: Plan
+    laid: int = 0
+    """Of how many attentions the mask was laid out, or left out."""
 
     @property
     def saves(self) -> float:
@@ -90,7 +92,7 @@ class Fuser:
             measure = bool(self.options.measure)
             copied = self.options.inner == "inductor" and not moved and maps.copied(module, values)
             stay = MOVED if copied else ""
-            made = self._guarded(lambda: self._woven(self._planned(read(module, "graph"), values, measure, stay)))
+            made = self._guarded(lambda: self._woven(self._planned(read(module, "graph"), 0, values, measure, stay)))
         return module if made is None else dressed(made, module)
 
     def _guarded(self, rewrite: Callable[[], torch.fx.GraphModule | None]) -> torch.fx.GraphModule | None:
@@ -116,20 +118,24 @@ class Fuser:
         measure = bool(self.options.measure)
         if moved:
             given = [moved.get(i, v) for i, v in enumerate(values)]
-            other = self._planned(self._read(to_aten(segment, given), device), given, measure)
+            other = self._planned(*self._read(to_aten(segment, given), device), given, measure)
             price = maps.seconds(maps.by_itself(module, moved) if inductor else moved)
         stay = MOVED if moved and inductor else ""
-        plan = self._planned(self._read(module, device), values, measure and not moved, stay)
+        plan = self._planned(*self._read(module, device), values, measure and not moved, stay)
         if moved and other.saves - price > plan.saves and (made := self._woven(other)) is not None:
             self.reports[-1] = replace(self.reports[-1], moved=maps.move(made, moved, segment))
             return made
         return self._woven(plan)
 
-    def _read(self, module: torch.fx.GraphModule, device: torch.device) -> Traced:
+    def _read(self, module: torch.fx.GraphModule, device: torch.device) -> tuple[Traced, int]:
+        """And of how many attentions the mask was laid out."""
         autocast.spell_out(module, device.type)
-        return read(module, "graph")
+        laid = masks.lay_out(module) if self.options.policy != "conservative" else 0
+        return read(module, "graph"), laid
 
-    def _planned(self, traced: Traced, values: Sequence[Any], measure: bool, maps_stay: str = "") -> _Planned:
+    def _planned(
+        self, traced: Traced, laid: int, values: Sequence[Any], measure: bool, maps_stay: str = ""
+    ) -> _Planned:
         """The plan of a traced graph; ``maps_stay``: why no site may give maps, "" where they may."""
         lowered = lower(traced, self.operators, torch.is_grad_enabled(), self.options.policy != "conservative")
         reach, extents = Reach(traced, lowered), Extents(traced)
@@ -144,7 +150,7 @@ class Fuser:
         def planned() -> Plan:
             return self.registry.plan(
                 lowered.graph, policy=self.options.policy, refuses=refuses, gradients=gradients.backward,
-                executor=self.executor, strides=reach.strides, slower=reach.slower,
+                executor=self.executor, strides=reach.strides,
             )  # fmt: skip
 
         plan = planned()
@@ -152,14 +158,14 @@ class Fuser:
             if not self._measured(plan, reach.place, _backwards(plan, gradients)):
                 break
             plan = planned()
-        return _Planned(traced, lowered, gradients, reach, plan)
+        return _Planned(traced, lowered, gradients, reach, plan, laid)
 
     def _woven(self, of: _Planned) -> torch.fx.GraphModule | None:
         """The graph with what its plan has chosen as calls; None where that is nothing."""
         found = self._report(of.plan, of.lowered, of.gradients, of.reach)
-        self.reports.append(replace(found, unmeasured=self._unmeasured))
+        self.reports.append(replace(found, unmeasured=self._unmeasured, masks=of.laid))
         chosen = [m for m in of.plan.chosen if not of.reach.stands(m)]
-        if not chosen:
+        if not chosen and not of.laid:
             return None
         graph = weave(of.traced, of.lowered, chosen, self.operators, self.sites)
         self.sites += len(of.lowered.seeds)
