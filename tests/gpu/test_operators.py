@@ -31,21 +31,26 @@ def _backend(library: str) -> Backend:
     return backend_of(cupy.zeros(1))
 
 
-def _few(limit: int) -> list[str]:
+def _few(found, limit: int):
     """At most ``limit`` cases per operator, whole graphs (expanded functions) left out: CuPy compiles on first use."""
     seen: Counter[str] = Counter()
-    chosen = []
-    for name in cases.NAMES:
-        op = cases._cases()[name].model.graph.node[0].op_type
+    for case in found:
+        op = case.model.graph.node[0].op_type
         seen[op] += 1
-        if seen[op] <= limit and not name.endswith("_expanded"):
-            chosen.append(name)
-    return chosen
+        if seen[op] <= limit and not case.name.endswith("_expanded"):
+            yield case
 
 
-@pytest.mark.parametrize(("library", "name"), [("torch", n) for n in cases.NAMES] + [("cupy", n) for n in _few(2)])
-def test_case(library: str, name: str) -> None:
-    xp, case = _backend(library), cases._cases()[name]
+@pytest.mark.parametrize("module", cases.MODULES)
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+def test_cases(library: str, module: str) -> None:
+    xp, found = _backend(library), cases.covered(module)
+    for case in found if library == "torch" else _few(found, 2):
+        with cases.naming(case):
+            _check(xp, case)
+
+
+def _check(xp: Backend, case) -> None:
     for given, expected in case.data_sets:
         arrays = [cases._array(a) for a in given]
         graph = cases.to_graph(case.model.graph, arrays)
@@ -53,7 +58,7 @@ def test_case(library: str, name: str) -> None:
         got = evaluate(graph, feed, ops=default_vocabulary(), backend=xp)
         for out, want in zip(graph.outputs, expected, strict=True):
             assert backend_of(got[out]) is xp
-            cases._compare(f"{name} ({library})", xp.to_numpy(got[out]), cases._array(want))
+            cases._compare(case.name, xp.to_numpy(got[out]), cases._array(want))
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])

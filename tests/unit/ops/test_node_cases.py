@@ -1,18 +1,25 @@
 """Every operator against ONNX's own node test cases: their models, inputs and expected outputs.
 
 Each case runs through the evaluator on NumPy and on torch, and its inferred dtypes and shapes are compared with the
-real ones, once with known extents and once with a symbol for every extent.
+real ones, once with known extents and once with a symbol for every extent. ONNX makes the cases of an operator when its
+module is imported, which takes seconds for all of them: a test here is one module, imported where it runs.
 """
 
 from __future__ import annotations
 
 import functools
+import pkgutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from onnx.backend.test.case import node as onnx_cases
 
 from fusionreg.core.dtypes import from_onnx
 from fusionreg.core.errors import UnknownNameError
@@ -46,14 +53,18 @@ EXCLUDED = {
 }
 
 
+#: One for each operator, or for a few.
+MODULES = [m.name for m in pkgutil.iter_modules(onnx_cases.__path__) if not m.ispkg and not m.name.startswith("_")]
+
+
 @functools.cache
-def _cases():
+def _cases(module: str):
+    made = onnx_cases._NodeTestCases
+    before = len(made)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from onnx.backend.test.case.node import collect_testcases
-
-        found = collect_testcases(None)
-    return {c.name: c for c in found if c.model is not None and not any(n.domain for n in c.model.graph.node)}
+        import_module(f"{onnx_cases.__name__}.{module}")
+    return [c for c in made[before:] if c.model is not None and not any(n.domain for n in c.model.graph.node)]
 
 
 def _reason(name: str) -> str:
@@ -79,7 +90,19 @@ def _covered(case) -> bool:
     )
 
 
-NAMES = sorted(name for name, case in _cases().items() if _covered(case))
+def covered(module: str) -> list[Any]:
+    """The cases of a module of ONNX's that the vocabulary covers."""
+    return [case for case in _cases(module) if _covered(case)]
+
+
+@contextmanager
+def naming(case: Any) -> Iterator[None]:
+    """What fails in here says in which case."""
+    try:
+        yield
+    except BaseException as error:  # a failure of pytest's is no Exception
+        error.add_note(f"in {case.name}")
+        raise
 
 
 def _sub_graph(proto: onnx.GraphProto, node: onnx.NodeProto, outer: dict[str, Value], symbolic: bool) -> Graph:
@@ -219,11 +242,22 @@ def _check_types(graph: Graph, arrays: dict[str, np.ndarray], name: str) -> None
             assert want == extent, f"{name}: {value} against {array.shape}"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_case(name: str) -> None:
+def test_there_are_cases() -> None:
+    assert len(MODULES) > 150
+    assert len(covered("reduce_log_sum_exp")) > 8
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_cases(module: str) -> None:
+    for case in covered(module):
+        with naming(case):
+            _check(case)
+
+
+def _check(case) -> None:
     import torch
 
-    case = _cases()[name]
+    name = case.name
     for given, expected in case.data_sets:
         proto = case.model.graph
         arrays, expected = [_array(a) for a in given], [_array(a) for a in expected]
