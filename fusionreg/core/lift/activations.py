@@ -99,6 +99,7 @@ RULES: tuple[Rule, ...] = (
     Rule("swish", "y = Mul(x, Sigmoid(Mul(x, c)))", "y = Swish(x, alpha=alpha)", (floats("x", "c"),), _scaled_swish),
     *_hard_swish(),
     Rule("relu2", "r = Relu(x)\ny = Mul(r, r)", "y = fusionreg.SquaredRelu(x)", (floats("x"),)),
+    Rule("relu2", "y = Mul(Relu(x), Relu(x))", "y = fusionreg.SquaredRelu(x)", (floats("x"),)),
     Rule("relu2", "y = Pow(Relu(x), 2.0)", "y = fusionreg.SquaredRelu(x)", (floats("x"),)),
     Rule("mish", "y = Mul(x, Tanh(Softplus(x)))", "y = Mish(x)", (floats("x"),)),
 )

@@ -58,8 +58,21 @@ def test_the_other_order_of_the_product(registry):
 
 
 @pytest.mark.parametrize(
+    "square", [lambda g: F.relu(g).square(), lambda g: F.relu(g) * F.relu(g), lambda g: (r := F.relu(g)) * r]
+)
+def test_gates_that_are_the_square_of_a_relu(registry, square):
+    module, x = Gated(square), torch.randn(2, 5, 16)
+    model, names = fused(registry, module, x)
+    assert names == ["gemm.gated_relu2"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(x).double(), module.double()(x.double()), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
     "module",
     [
+        Gated(lambda g: F.relu(g) * F.relu(-g)),  # of another gate
+        Gated(lambda g: F.relu(g).pow(3)),
         Gated(F.silu, first=lambda a, u: a + u),  # a sum
         Gated(F.silu, bias=True),  # biases between
         Gated(torch.cos),  # no activation of the family

@@ -100,6 +100,33 @@ def add_product(matrices: tuple[str, str]) -> Any:
     return emit
 
 
+def addbmm(e: Emitter, self: V, batch1: V, batch2: V, **factors: Any) -> V:
+    """``beta · self + alpha · Σ (batch1 @ batch2)``: one product along the batch and k."""
+    n, m, k = batch1.shape
+    columns = batch2.shape[2]
+    depth = n * k if isinstance(n, int) and isinstance(k, int) else None
+    if depth is None:
+        raise e.refuse("addbmm of a batch whose extent is not known", "a known number of products and of k")
+    rows = e.reshape(e.transpose(batch1, (1, 0, 2)), [-1, depth], (m, depth))
+    weights = e.reshape(batch2, [depth, -1], (depth, columns))
+    return add_product(("mat1", "mat2"))(e, self, mat1=rows, mat2=weights, **factors)
+
+
+def product_in(e: Emitter, self: V, mat2: V, out_dtype: Any = None, **_: Any) -> V:
+    """A product whose sums are not rounded to the dtype of its operands."""
+    kind = e.out.dtype
+    return product(e, e.cast(self, kind), e.cast(mat2, kind))
+
+
+def trilinear(e: Emitter, i1: V, i2: V, i3: V, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, **_: Any) -> V:
+    """torch's bilinear layers: a product of three operands, each without some of the axes, summed along others."""
+    rank = i1.rank + len(expand1)
+    axes = "abcdefgh"[:rank]
+    terms = ["".join(c for i, c in enumerate(axes) if i not in gone) for gone in (expand1, expand2, expand3)]
+    result = "".join(c for i, c in enumerate(axes) if i not in sumdim)
+    return e.op("Einsum", i1, i2, i3, equation=f"{','.join(terms)}->{result}")
+
+
 def einsum(e: Emitter, equation: str, tensors: tuple[V, ...], **_: Any) -> V:
     """Two operands that share batch and contracted labels become a MatMul; others stay an Einsum."""
     text = equation.replace(" ", "")
@@ -180,6 +207,10 @@ TABLE: FrozenDict[str, Any] = FrozenDict(
         "aten.addmm.default": add_product(("mat1", "mat2")),
         "aten.baddbmm.default": add_product(("batch1", "batch2")),
         "aten.addmv.default": add_product(("mat", "vec")),
+        "aten.addbmm.default": addbmm,
+        "aten.mm.dtype": product_in,
+        "aten.bmm.dtype": product_in,
+        "aten._trilinear.default": trilinear,
         "aten.einsum.default": einsum,
     }
 )
