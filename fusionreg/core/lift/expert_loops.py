@@ -7,6 +7,7 @@ turns, and matrices that are known, what they compute is one layer of stacked ma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..matcher.search import Search, View, scan
 from ..ops import Vocabulary
 from ..pattern.instantiate import PatternGraph
 from ..rewrite import replace_nodes
-from .engine import Emitter, Rule, compile_rules, relevant
+from .engine import Compiled, Emitter, Rule, compile_rules, relevant
 from .experts import ACTIVATIONS, PRODUCTS
 from .site import Site
 
@@ -63,7 +64,7 @@ _ADDED = (
     'ScatterND(base, {token}, Mul(d, share), reduction="add")',
     'ScatterND(base, {token}, Cast(Mul(Cast(d, to="float32"), share), to=kind), reduction="add")',
 )
-_TURNS = tuple(
+TURNS = tuple(
     Rule(
         "expert_loop",
         turn.format(rows=taken, products=experts.format(activation.format(gate)), scattered=added.format(token=token)),
@@ -78,27 +79,18 @@ _TURNS = tuple(
 
 def lift_loops(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None = None) -> Graph:
     """The graph with such loops as layers; the same where there are none."""
-    rules = relevant(_TURNS, {n.op for n in graph.nodes})
+    rules = relevant(TURNS, {n.op for n in graph.nodes})
     if not rules:
         return graph
     compiled = compile_rules(rules, ops)
-    view = View(graph)
-    turns: dict[str, tuple[int, Site]] = {}  # by the value that a turn gives
-    for node, i, anchor in scan(view, compiled.index):
-        for found in Search(view, compiled.index.programs[i], prune=False).at(node, anchor):
-            turns.setdefault(found.outputs["y"], (i, Site(graph, found, compiled.index.programs[i].pattern)))
-    followed = {site.found.inputs["base"] for _, site in turns.values()}
     replacements = []
-    for last in [y for y in turns if y not in followed]:
-        chain = _chain(turns, last)
-        if len({rules[i].replacement for i, _ in chain}) > 1:
-            continue  # experts of other activations
-        derived = _stacked(view, [site for _, site in chain])
-        if derived is None:
+    for chain, derived in _loops(graph, compiled):
+        if isinstance(derived, str):
             continue
         index, site = chain[0]
         template = compiled.replacements[index]
         assert isinstance(template, PatternGraph)
+        last = site.found.outputs["y"]
         made = Emitter(graph, ops, site, derived, Names({*graph.values, *graph.node_by_name})).build(
             template, _nodes(chain), graph.values[last]
         )
@@ -107,6 +99,31 @@ def lift_loops(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None 
             if log is not None:
                 log.append((rules[index].name, site.found.root.name))
     return replace_nodes(graph, replacements) if replacements else graph
+
+
+def unfinished(graph: Graph, ops: Vocabulary) -> dict[str, tuple[int, str]]:
+    """Of turns that are no layer: the node of the last one → how many nodes they have, and why they are none."""
+    rules = relevant(TURNS, {n.op for n in graph.nodes})
+    if not rules:
+        return {}
+    loops = _loops(graph, compile_rules(rules, ops))
+    return {c[0][1].found.root.name: (len(_nodes(c)), why) for c, why in loops if isinstance(why, str)}
+
+
+def _loops(graph: Graph, compiled: Compiled) -> Iterator[tuple[list[tuple[int, Site]], dict[str, Any] | str]]:
+    """Turns that follow each other, the last one first, and their matrices, or why they are no layer."""
+    view = View(graph)
+    turns: dict[str, tuple[int, Site]] = {}  # by the value that a turn gives
+    for node, i, anchor in scan(view, compiled.index):
+        for found in Search(view, compiled.index.programs[i], prune=False).at(node, anchor):
+            turns.setdefault(found.outputs["y"], (i, Site(graph, found, compiled.index.programs[i].pattern)))
+    followed = {site.found.inputs["base"] for _, site in turns.values()}
+    for last in [y for y in turns if y not in followed]:
+        chain = _chain(turns, last)
+        if len({compiled.rules[i].replacement for i, _ in chain}) > 1:
+            yield chain, "experts have different activations"
+        else:
+            yield chain, _stacked(view, [site for _, site in chain])
 
 
 def _chain(turns: dict[str, tuple[int, Site]], last: str) -> list[tuple[int, Site]]:
@@ -122,30 +139,34 @@ def _nodes(chain: list[tuple[int, Site]]) -> list[Any]:
     return list({n.name: n for _, site in chain for n in site.found.nodes}.values())
 
 
-def _stacked(view: View, turns: list[Site]) -> dict[str, Any] | None:
-    """The matrices of all experts, where the turns are those of one layer and nobody else reads what is between."""
+def _stacked(view: View, turns: list[Site]) -> dict[str, Any] | str:
+    """The matrices of all experts, where the turns are those of one layer and nobody else reads what is between; else
+    what is wrong."""
     import numpy as np
 
     first = turns[0]
     ids, bins = first.shape("ids"), first.array("bins")
-    same = all(t.name(n) == first.name(n) for t in turns for n in ("x", "ids", "weights", "bins"))
     start = turns[-1].array("base")
     from_top = view.producers.get(first.name("ids"))
-    if not same or bins is None or ids is None or len(ids) != 2 or start is None or start.astype("float32").any():
-        return None
-    if from_top is None or from_top.op != "TopK" or not all(map(_usual, turns)):
-        return None
+    if not all(t.name(n) == first.name(n) for t in turns for n in ("x", "ids", "weights", "bins")):
+        return "turns read other tokens, indices or weights"
+    if start is None or start.astype("float32").any():
+        return f"the first of {len(turns)} turns adds to no zeros: before it stands an expert in another spelling"
+    if bins is None or ids is None or len(ids) != 2 or from_top is None or from_top.op != "TopK":
+        return "experts are not those that TopK chooses for each token"
+    if not all(map(_usual, turns)):
+        return "shapes or axes of a turn are not those of a layer of experts"
     matrices = {}
     for turn in turns:
         number, pair = turn.ints("number"), _matrices(turn)
         if number is None or pair is None:
-            return None
+            return "matrices of an expert are no constants: a caller may bring others"
         matrices[number[0]] = pair
     experts = list(range(bins.size))
     if bins.reshape(-1).tolist() != experts or sorted(matrices) != experts or len(turns) != len(experts):
-        return None
+        return f"there are turns for experts {sorted(matrices)} of {len(experts)}"
     if not _closed(view, [t.found for t in turns], first.found.outputs["y"]):
-        return None
+        return "something else reads what is computed within the loop"
     gate_up, down = (np.stack([matrices[e][side] for e in experts]) for side in (0, 1))
     return {"gate_up": gate_up, "down": down, "one_": np.asarray([1], np.int64)}
 

@@ -15,6 +15,7 @@ from torch import nn
 import fusionreg
 from fusionreg.core.evaluate.evaluator import evaluate
 from fusionreg.core.lift import lift
+from fusionreg.core.lift.near import near_lifts
 from fusionreg.integrations.torch import export, import_exported
 from fusionreg.integrations.torch.module import ExportedCallable
 
@@ -29,6 +30,10 @@ class Expert(nn.Module):
 
     def forward(self, x):
         return self.w2(self.act(self.w1(x)) * self.w3(x))
+
+
+def relu2(h):
+    return nn.functional.relu(h).square()
 
 
 class Stacked(nn.Module):
@@ -82,9 +87,10 @@ def lifted(module, dtype=torch.float32):
         ({"rows": lambda x, token: x[None, token].reshape(-1, D)}, torch.float32),
         ({"expert": Stacked}, torch.float32),
         ({"wide": True}, torch.bfloat16),
+        ({"expert": lambda: Expert(relu2)}, torch.float32),
         ({"experts": (2, 0, 1)}, torch.bfloat16),
     ],
-    ids=["modules", "stacked", "float32 weights", "another order"],
+    ids=["modules", "stacked", "float32 weights", "relu2", "another order"],
 )
 def test_loops(options, dtype) -> None:
     module, x, graph, run = lifted(Loop(**options), dtype)
@@ -95,19 +101,26 @@ def test_loops(options, dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "reason"),
     [
-        {"experts": (0, 2)},
-        {"experts": (0, 1, 2, 1)},
-        {"start": torch.ones_like},
-        {"expert": partial(next, map(Expert, (nn.functional.silu, nn.functional.gelu, nn.functional.silu)))},
+        ({"experts": (0, 2)}, "there are turns for experts [0, 2] of 3"),
+        ({"experts": (0, 1, 2, 1)}, "there are turns for experts [0, 1, 2] of 3"),
+        ({"start": torch.ones_like}, "adds to no zeros"),
+        (
+            {"expert": partial(next, map(Expert, (nn.functional.silu, nn.functional.gelu, nn.functional.silu)))},
+            "experts have different activations",
+        ),
+        ({"expert": partial(Expert, nn.functional.tanh)}, "Tanh — expected"),
     ],
-    ids=["one is missing", "one comes twice", "onto something", "one has another activation"],
+    ids=["one is missing", "one comes twice", "onto something", "one has another activation", "all have another"],
 )
-def test_near_misses(options) -> None:
+def test_near_misses(options, reason) -> None:
+    """Nothing is lifted, and the nearest rule says why."""
     _, _, graph, _ = lifted(Loop(**options))
     found = {n.op for n in graph.nodes}
     assert "fusionreg::RoutedMatMul" not in found and "NonZero" in found
+    nearest, *_ = near_lifts(graph, OPS)
+    assert nearest.fusion == "lifting: expert_loop" and reason in str(nearest)
 
 
 @pytest.mark.parametrize("expert", [Expert, Stacked])
