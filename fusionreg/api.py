@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fusionreg.core.errors import ArgumentError, PlanError
 from fusionreg.core.frozen import FrozenDict
 from fusionreg.core.ir import Graph
+from fusionreg.core.lift.near import near_lifts
 from fusionreg.core.matcher import find as matcher
 from fusionreg.core.matcher.match import Matches, once
 from fusionreg.core.matcher.regions import Maker, near_misses
@@ -207,7 +208,8 @@ class Registry(Mapping[str, FusionEntry]):
         open_fusions = [f.name for f in self._fusions if f.spec.open] if explain else []
         near = [m for name in open_fusions for m in near_misses(graph, self.catalog.ops, supported, name)]
         regions = tuple(self._regions(graph, near=near))
-        return Matches((*found.matches, *regions), (*found.failures, *near))
+        lifts = near_lifts(graph, self.catalog.ops) if explain else ()
+        return Matches((*found.matches, *regions), (*lifts, *found.failures, *near))
 
     def _find(self, graph: Graph, explain: bool = False) -> Matches:
         return matcher.find(graph, self._fusions, self.catalog.ops, explain=explain, maker=self._maker)
