@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..errors import FusionregError, SpecError, UnknownNameError
@@ -13,7 +14,7 @@ from ..spec import API, Case, FusionSpec, KernelSpec, OpSpec
 from ..validate.cases import check_case
 from ..validate.fusion import check_fusion
 from ..validate.gradients import check_backward
-from ..validate.kernel import check_kernel
+from ..validate.kernel import Template, check_kernel
 from ..validate.names import Problems
 from . import discovery
 from .discovery import Found, Plugin
@@ -61,6 +62,7 @@ class Loader:
         self._claimed: dict[str, Found] = {}
         self._kernels: dict[str, KernelEntry] = {}
         self._library_calls: dict[str, LibraryCall] = {}
+        self._templates: dict[tuple[Path, str], Template] = {}
         self._cases: dict[str, list[Case]] = {}
         self._new_ops: dict[str, list[str]] = {}
 
@@ -290,7 +292,9 @@ class Loader:
             return
         root = discovery.package_root(plugin.object)
         calls = self._library_calls
-        entry, errors = check_kernel(spec, fusion, found.name, root, found.distribution, found.version, calls)
+        entry, errors = check_kernel(
+            spec, fusion, found.name, root, found.distribution, found.version, calls, self._templates
+        )
         self._note(plugin, errors, key)
         if entry is not None:
             self._kernels[key] = entry

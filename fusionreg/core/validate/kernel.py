@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice, product
 from math import isnan
@@ -43,10 +44,16 @@ def check_kernel(
     distribution: str = "",
     version: str = "",
     library_calls: Mapping[str, LibraryCall] = EMPTY,
+    templates: dict[tuple[Path, str], Template] | None = None,
 ) -> tuple[KernelEntry | None, list[SpecError]]:
-    """The entry, or None with everything that is wrong. ``root``: the folder of the plugin's package."""
+    """The entry, or None with everything that is wrong.
+
+    Args:
+        root: the folder of the plugin's package.
+        templates: those that are read already, and where those that this reads go: many kernels share one.
+    """
     problems = Problems(plugin, fusion.name, spec.name)
-    template, text = (None, "") if spec.library else _template(problems, spec, root)
+    read = None if spec.library else _template(problems, spec, root, {} if templates is None else templates)
     library = check_library(problems, spec, library_calls) if spec.library else None
     targets = _targets(problems, spec)
     check_names(problems, _kinds(spec, fusion))
@@ -55,14 +62,15 @@ def check_kernel(
     parsed = _Expressions(problems, spec, fusion)
     if problems.found:
         return None, problems.found
-    if library is None:
-        _check_read(problems, spec, parsed, text)
+    if read is not None:
+        _check_read(problems, spec, parsed, read)
     problems.found += _unreached(_Asked(problems.plugin, spec, fusion, targets))
     if problems.found:
         return None, problems.found
-    assert root is not None and (template is None) == (library is not None)
+    assert root is not None and (read is None) == (library is not None)
+    path = read.path if read is not None else None
     return KernelEntry(
-        spec, plugin, distribution, version, root, template, parsed.requires, parsed.valid, parsed.constants,
+        spec, plugin, distribution, version, root, path, parsed.requires, parsed.valid, parsed.constants,
         parsed.geometry, parsed.estimate, parsed.tensor_maps, library,
     ), []  # fmt: skip
 
@@ -75,27 +83,40 @@ def find_template(root: Path, name: str) -> Path | None:
     return None
 
 
-def _template(problems: Problems, spec: KernelSpec, root: Path | None) -> tuple[Path | None, str]:
-    """The template and all text that it includes from the same package."""
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A template's file, all text that it includes from the same package, and the words of that."""
+
+    path: Path
+    text: str
+    words: frozenset[str]
+
+
+def _template(
+    problems: Problems, spec: KernelSpec, root: Path | None, known: dict[tuple[Path, str], Template]
+) -> Template | None:
     name = spec.template
     if root is None:
         problems.add("template", "the plugin is no package", "a folder with __init__.py, which holds the template")
-        return None, ""
+        return None
     parts = name.split("/")
     if name.startswith("/") or "\\" in name or ".." in parts or "" in parts or not name.endswith(SUFFIX):
         problems.add("template", repr(name), f"a relative path below the plugin's package that ends in {SUFFIX}")
-        return None, ""
+        return None
+    if (root, name) in known:
+        return known[root, name]
     path = find_template(root, name)
     if path is None:
         found = sorted(p.relative_to(root).as_posix() for p in root.rglob(f"*{SUFFIX}"))
         hint = UnknownNameError.among("template", name, found).expected if found else "there is none"
         problems.add("template", f"no file {name!r} in {root} or its templates folder", hint)
-        return None, ""
+        return None
     try:
-        return path, _with_includes(path, root)
+        text = _with_includes(path, root)
     except (OSError, UnicodeDecodeError) as error:
         problems.add("template", f"{name!r} cannot be read: {error}", "a readable UTF-8 file")
-        return None, ""
+        return None
+    return known.setdefault((root, name), Template(path, text, frozenset(re.findall(r"[A-Za-z_]\w*", text))))
 
 
 def _with_includes(path: Path, root: Path) -> str:
@@ -240,8 +261,8 @@ class _Expressions:
         return frozenset().union(self.constants.names, self.geometry.names, *maps, *(e.names for e in single))
 
 
-def _check_read(problems: Problems, spec: KernelSpec, parsed: _Expressions, text: str) -> None:
-    words = set(re.findall(r"[A-Za-z_]\w*", text))
+def _check_read(problems: Problems, spec: KernelSpec, parsed: _Expressions, template: Template) -> None:
+    text, words = template.text, template.words
     for field in ("params", "constants", "specialize"):
         for name in getattr(spec, field):
             if name not in parsed.names and name not in words:
