@@ -46,7 +46,6 @@ def _kernel(backward: bool, reduced: bool) -> KernelSpec:
     blocks = f"max(1, min(multiprocessors * ({resident} // THREADS), ceildiv(M, THREADS // TEAM)))"
     return KernelSpec(
         name="rows",
-        **({"pending": "not proven since rows are held in registers"} if backward else {}),
         template=f"cross_entropy_{'backward' if backward else 'forward'}.cu.j2",
         summary="a row to a warp or to a block, read once"
         + (" where registers hold it, and again from the cache elsewhere" if backward else ""),

@@ -54,7 +54,6 @@ _WGMMA_GRID = f"max(1, min(multiprocessors, {_WGMMA_TILES}))"
 
 WGMMA = KernelSpec(
     name="wgmma",
-    pending="not run on a GPU since zeros are behind the last channel",
     template="routed_backward_wgmma.cu.j2",
     summary="tokens sorted by expert on the device; weights by TMA, rows of tokens gathered, wgmma; persistent",
     targets="sm_90a",
