@@ -51,13 +51,14 @@ def varlen_attention(xp: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, **at
     return y, xp.ns.permute_dims(xp.ns.concat([*sums, nothing[at:]], axis=0), (1, 0))
 
 
-def _sequences(q: Any, k: Any, cu_q: Any, cu_k: Any) -> Iterator[tuple[slice, slice]]:
-    """Queries and keys of each sequence that has queries."""
+def _sequences(q: Any, k: Any, cu_q: Any, cu_k: Any, apart: bool = False) -> Iterator[tuple[slice, slice]]:
+    """Queries and keys of each sequence that has queries; ``apart``: no key is of two, whatever ``cu_k`` says."""
     queries, keys = ([min(max(int(n), 0), x.shape[0]) for n in cu] for cu, x in ((cu_q, q), (cu_k, k)))
     for i in range(len(queries) - 1):
         begin, end = max(queries[: i + 1]), queries[i + 1]
         if end > begin:
-            yield slice(begin, end), slice(keys[i], max(keys[i], keys[i + 1]))
+            first = max(keys[: i + 1]) if apart else keys[i]
+            yield slice(begin, end), slice(first, max(first, keys[i + 1]))
 
 
 def _by_head(xp: Any, x: Any) -> Any:
@@ -82,7 +83,7 @@ def varlen_attention_grad(
 ) -> Any:  # fmt: skip
     """The gradients of VarlenAttention: those of AttentionGrad for each sequence, 0 for tokens of none.
 
-    Keys of one sequence are no other's: ``cu_k`` does not fall.
+    Keys of a sequence are no other's: they begin where those before end, should ``cu_k`` fall.
     """
     windows = is_causal, left_window_size, right_window_size
     found = [[x[:0]] for x in (q, k, v)]  # parts of each gradient, and zeros between them
@@ -92,7 +93,7 @@ def varlen_attention_grad(
         begin = reached[which > 0]
         found[which].append(xp.full((max(until - begin, 0), *(q, k, v)[which].shape[1:]), 0.0, q))
 
-    for some, of_keys in _sequences(q, k, cu_q, cu_k):
+    for some, of_keys in _sequences(q, k, cu_q, cu_k, apart=True):
         its_dy, its_q, its_k, its_v, its_y = (
             _by_head(xp, x) for x in (dy[some], q[some], k[of_keys], v[of_keys], y[some])
         )

@@ -46,7 +46,7 @@ def varlen_gradient_kernels(pending: str = "") -> tuple[KernelSpec, ...]:
                 "Q > 0 and K > 0",
                 _FEW,
             ),
-            constants={**wgmma.constants, "VARLEN": "1"},
+            constants={**wgmma.constants, "VARLEN": "2"},
             tensor_maps=tuple(
                 TensorMap(name=f"{n}_map", operand=n, box=("64", "1", box), swizzle="128")
                 for n, box in {n: "BN" if n in ("dy", "q", "k", "v") else "64" for n in _ROWS if n != "y"}.items()
@@ -66,7 +66,7 @@ def varlen_gradient_kernels(pending: str = "") -> tuple[KernelSpec, ...]:
                 *(f"stride({n}, {axis}) % 8 == 0" for n in _ROWS for axis in range(2)),
                 _FEW,
             ),
-            constants={**tensor_core.constants, "VARLEN": "1"},
+            constants={**tensor_core.constants, "VARLEN": "2"},
             grid=_tiles("16 * WARPS"),
             shared_memory=tensor_core.shared_memory.replace("16 * BN", "16 * (BN + 2)"),
             workspace=_STATISTICS,
@@ -75,7 +75,7 @@ def varlen_gradient_kernels(pending: str = "") -> tuple[KernelSpec, ...]:
         _changed(
             plain,
             pending=pending,
-            constants={"MASK_FORM": "-1", "VARLEN": "1"},
+            constants={"MASK_FORM": "-1", "VARLEN": "2"},
             grid="ceildiv(H * Q + G * K, 4)",
             estimate=f"8e-6 + {_PAIRS} * (4 * D + 5 * E) / 2e12",
         ),
