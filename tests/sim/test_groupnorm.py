@@ -15,8 +15,9 @@ from catalogs import shipped
 from fusionreg.core.conformance import run
 from fusionreg.core.conformance.cases import parameters
 from fusionreg.core.conformance.devices import executor_for
-from fusionreg.core.conformance.execute import execute, prepare
+from fusionreg.core.conformance.execute import Job, execute, prepare
 from fusionreg.core.conformance.mutants import changed
+from fusionreg.core.conformance.simulated import SimExecutor
 from fusionreg.core.conformance.trial import Trial
 from fusionreg.core.errors import FusionregError
 from fusionreg.core.frozen import FrozenDict
@@ -30,7 +31,7 @@ CATALOG = shipped("norm")
 SWISH, DROPPED = "norm.groupnorm_swish", "norm.groupnorm_swish_dropout"
 OPS, NUMPY = default_vocabulary(), numpy_backend()
 LAST = ("last_cluster", "last_stream", "last_tiles", "last_pixels")  # last_grid has the template of last_tiles
-SHORT = ("ring", "last_tiles", "last_grid", "last_pixels")  # 16-bit tensors only
+SHORT = ("ring", "last_tiles", "last_grid", "last_pixels", "last_whole")  # 16-bit tensors only
 WIDE = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST[:2]])
 EACH = pytest.mark.parametrize("kernel", ["plain", "strided", "cluster", "stream", *LAST])
 
@@ -85,7 +86,7 @@ def kept(shape, p, seed=11, offset=2):
 
 #: Of fusions without dropout some kernels here: their templates are those of the fusion with it.
 CONFORMING = [
-    (SWISH, [f"{SWISH}/cluster", f"{SWISH}/last_tiles", f"{SWISH}.between/last_cluster"]),
+    (SWISH, [f"{SWISH}/{k}" for k in ("cluster", "last_tiles", "last_whole")] + [f"{SWISH}.between/last_cluster"]),
     (f"{SWISH}.between", ["plain"]),
     (DROPPED, [k.key for k in CATALOG[DROPPED].kernels]),
     ("norm.groupnorm.film", ["last_grid"]),
@@ -249,6 +250,23 @@ def test_channels_last_has_no_bank_conflicts(fusion, sim_cache):
     assert not prepared.report.bank_conflicts, [str(c) for c in prepared.report.bank_conflicts]
 
 
+@pytest.mark.parametrize("items", [1, 4])
+def test_more_pixels_than_stay_in_shared_memory(items, sim_cache):
+    """Samples whose first tiles are read twice, and whose places are filled in turns from either end."""
+    entry = CATALOG[SWISH]
+    executor = SimExecutor(sim_cache, target="sm_90a", multiprocessors=1)
+    trial = Trial(
+        "again", FrozenDict({"T": "float16"}), FrozenDict({"N": 3, "C": 64, "S": 2564}),
+        attributes=FrozenDict({"groups": 4, "epsilon": 1e-5}), layouts=FrozenDict({"x": "channels_last"}),
+        params=FrozenDict({"TEAMS": 1, "ITEMS": items, "THREADS": 544, "SPAN": 1}), exactly=True,
+    )  # fmt: skip
+    job = prepare(entry, entry.kernel(f"{SWISH}/last_whole"), trial, executor)
+    assert isinstance(job, Job)
+    assert job.candidate.launch.shared_memory < 2564 * 64 * 2 < 2 * job.candidate.launch.shared_memory
+    result = execute(job, executor, OPS)
+    assert result.status is Status.PASSED, result
+
+
 FAULTS = {
     "blocks_do_not_wait": ("cluster", {"SPREAD": 2}, "barrier_wait(&told.bar, round);", ""),
     "own_moments_alone": ("cluster", {"SPREAD": 2}, "told.pairs[round][e]", "told.pairs[round][e % WARPS]"),
@@ -260,6 +278,8 @@ FAULTS = {
     "tiles_of_a_cluster": ("last_tiles", {"SPREAD": 2, "SLICE": 1}, "barrier_wait(&told.bar, round);", ""),
     "tiles_of_a_grid": ("last_grid", {"SLICE": 2}, "__syncthreads();  // the", "// the"),
     "pixels_on_their_way": ("last_pixels", {"SLICE": 2, "TEAMS": 1}, "cp_async_wait<0>();", "cp_async_wait<TILES>();"),
+    "tile_not_yet_loaded": ("last_whole", {"TEAMS": 1}, "fr::mbarrier_wait(full + place, phases >> place & 1u);", ""),
+    "place_not_yet_read": ("last_whole", {"TEAMS": 1}, "fr::mbarrier_wait(empty + place, phases >> place & 1u);", ""),
     "table_of_the_round_before": ("last_stream", {"TEAMS": 2}, "__syncthreads();  // `table`", "// `table`"),
 }
 

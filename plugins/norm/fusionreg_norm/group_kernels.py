@@ -60,6 +60,7 @@ def kernels(dropout: bool, swish: bool = True) -> tuple[KernelSpec, ...]:
             cooperative=True, regions=("y",),
         ),
         _pixels(flags),
+        *(() if dropout else (_whole(flags),)),
         _last(
             "last_cluster", "SPREAD", "channels last: some groups in the shared memory of a cluster, read once", flags,
             {"SPREAD": (2, 1, 4, 8)}, cluster="SPREAD", regions=("x", "y"), min_blocks=2,
@@ -302,6 +303,45 @@ def _pixels(flags: Mapping[str, str]) -> KernelSpec:
         min_blocks=1,
         workspace=f"N * groups * {blocks} * 8",
         estimate=f"2e-6 + ceildiv({units}, TEAMS) * (3e-6 + SLICE * {blocks} * 7e-10 + {moved} / {rate})",
+    )  # fmt: skip
+
+
+def _whole(flags: Mapping[str, str]) -> KernelSpec:
+    """Whole pixels, sample after sample, through rings in shared memory of teams: what is too much is read twice."""
+    workers, size = "(THREADS - 32)", "C // groups"
+    pixels = f"(max(1, {workers} // max(1, C // 8)) * ITEMS)"
+    blocks = f"max(1, min(multiprocessors // TEAMS, ceildiv(S, {pixels})))"
+    tiles = f"ceildiv(ceildiv(S, {pixels}), {blocks})"
+    place, others = f"({workers} * ITEMS * 16)", f"({workers} * SPAN * 12 + 2048 + 1536)"
+    slots = f"min(32, (232448 - {others}) // {place})"
+    rounds, moved = "ceildiv(N, TEAMS)", f"({blocks} * TEAMS * {pixels} * C * 2)"
+    again = f"max(0, {tiles} - {slots} - 40000000 // {moved})"
+    return KernelSpec(
+        name="last_whole",
+        template="group_forward_whole.cu.j2",
+        summary="channels last: whole pixels through rings in shared memory, what they cannot hold is read twice",
+        targets=LARGE,
+        programmatic=True,
+        strides=("x", "y"),
+        requires=(
+            "bits(T) == 16", LAST.format("x"), LAST.format("y"), "C % 8 == 0 and (S == 1 or stride(x, 2) == C)",
+            "aligned(x, 16) and aligned(y, 16) and aligned(scale, 16) and aligned(bias, 16)",
+            "C * S < 2147483648 and N * groups < 2147483648 and S * stride(y, 2) < 2147483648",
+        ),
+        params={"TEAMS": (1, 2, 4, 8, 16, 32), "ITEMS": (4, 2, 1), "THREADS": (544,), "SPAN": (1, 2)},
+        valid=(
+            f"C // 8 <= {workers}", f"SPAN == (1 if {size} % 8 == 0 else 2) and ({size} >= 7 or {size} == 4)",
+            "groups <= 128", "TEAMS <= N",
+        ),
+        constants={**flags, "PACKED": "1", "SLOTS": slots},
+        pending="not run on a GPU yet",
+        grid=f"TEAMS * {blocks}",
+        block="THREADS",
+        shared_memory=f"{slots} * {place} + groups * 16",
+        cooperative=True,
+        min_blocks=1,
+        workspace=f"N * groups * {blocks} * 8",
+        estimate=f"4e-6 + {rounds} * (6e-6 + (2 * {tiles} + {again}) * {moved} / 3.8e12)",
     )  # fmt: skip
 
 
