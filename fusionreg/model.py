@@ -128,10 +128,9 @@ class FusedModel:
         inputs = self._bind(args, named)
         if not self.plan.moved:
             return evaluator.run(inputs, trace)
-        backend = backend_of(*inputs.values())
-        moved = {n: backend.ordered(x, LAST) for n, x in inputs.items() if n in self.plan.moved and len(x.shape) == 4}
-        found = evaluator.run(inputs | moved, trace)
-        return {n: backend.ordered(x, tuple(range(len(x.shape)))) for n, x in found.items()}
+        maps = {n: x for n in self.plan.moved if len(getattr(x := inputs.get(n), "shape", ())) == len(LAST)}
+        found = evaluator.run(inputs | {n: backend_of(x).ordered(x, LAST) for n, x in maps.items()}, trace)
+        return {n: backend_of(x).ordered(x, tuple(range(len(x.shape)))) for n, x in found.items()}
 
     def unfused(self, *args: Any, mode: Mode = "step", **named: Any) -> dict[str, Any]:
         """Runs the lifted graph operator by operator; ``mode`` as in ``core.evaluate``."""

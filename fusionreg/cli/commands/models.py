@@ -102,6 +102,8 @@ def show_plan(graph: Graph, plan: Plan, failures: Sequence[FailedMatch], code: b
             for m, cost, by in zip(plan.chosen, plan.savings, plan.basis, strict=True)
         ],
     )
+    if plan.moved:
+        typer.echo(f"\nmoved to channels last: {', '.join(plan.moved)}")
     if plan.losers:
         table(
             "\nnot taken",
