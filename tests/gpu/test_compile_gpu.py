@@ -48,6 +48,27 @@ def test_a_training_step(inner: str) -> None:
     assert any(n.startswith("norm.layernorm") for n in _fused(reports))
 
 
+def test_graphs_of_inductor() -> None:
+    """A mode in which Inductor captures forward and backward pass, fused calls among them."""
+    torch.manual_seed(0)
+    model = Layer(dropout=0.0).cuda()
+    reference = copy.deepcopy(model)
+    reports: list[Any] = []
+    step = _compiled(model, reports, mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(512, 256, device="cuda")
+        torch.compiler.cudagraph_mark_step_begin()
+        got, expected = step(x), reference(x)
+        torch.testing.assert_close(got, expected, atol=2e-3, rtol=1e-3)
+        (got * x).sum().backward()
+        (expected * x).sum().backward()
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, atol=0.05, rtol=0.02)
+        model.zero_grad(set_to_none=True)
+        reference.zero_grad(set_to_none=True)
+    assert _fused(reports)
+
+
 def test_dropout_in_training() -> None:
     model = Layer().cuda().bfloat16()
     reports: list[Any] = []
