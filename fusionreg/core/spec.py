@@ -334,7 +334,7 @@ class OpSpec(Record):
     outputs: tuple[str, ...] = ("y",)
     """Names in order; ``y?`` when optional, ``outs*`` when variadic."""
     attributes: FrozenDict[str, Any] = EMPTY
-    """Every attribute with its default; :data:`REQUIRED` for one without."""
+    """Every attribute with its default; ``<required>`` for one without."""
     meaning: Any
     """``f(xp, *arrays, **attributes) -> array | tuple``; see ``core/ops``."""
     infer: Any

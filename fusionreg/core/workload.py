@@ -43,12 +43,13 @@ class Workload(Record):
     layouts: FrozenDict[str, Literal["contiguous", "channels_last"]] = EMPTY
     """Input name → how it lies in memory (default ``contiguous``)."""
     values: FrozenDict[str, str] = EMPTY
-    """Integer input → one of :data:`WHOLE_NUMBERS` and an expression over axes, as in ``below E`` (default ``below 5``;
-    for 8 bits, any)."""
+    """Integer input → ``below``, ``distinct`` or ``rising`` and an expression over axes, as in ``below E`` (default
+    ``below 5``; for 8 bits, any): any numbers below it, different ones, or rising ones along the last axis."""
     products: FrozenDict[str, str] = EMPTY
     """Input → the product that it is, as in ``x @ w`` with another input and a weight ``[N K]`` beside them: a library
     makes it in front of every launch, and figures, bytes and operations are of both."""
     goal: str = ""
-    """Milliseconds that it should take at most, an expression over :data:`GOAL_NAMES`; empty where there is none."""
+    """Milliseconds that it should take at most, an expression over those of the competitors (``eager``, ``compile``,
+    ``cudnn``, …), of the ``best`` of them, and over the ``floor``; empty where there is none."""
     summary: str = ""
     """Where such a problem occurs."""

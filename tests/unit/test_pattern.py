@@ -59,7 +59,7 @@ def test_steps():
     assert matmul.alternatives[0].attributes == {"transB": AttributeName("transB")}
     assert mul.optional and mul.gates == ("scale",) and mul.choice == "" and mul.operands[0] == Output(0)
     assert act.choice == "activation" and act.ops == ("Relu", "Tanh", "Gelu") and act.line == 4
-    assert p.readers == {(0, 0): (1,), (1, 0): (2,), (2, 0): (3,)} and p.required_steps == 1
+    assert p.readers == {(0, 0): (1,), (1, 0): (2,), (2, 0): (3,)}
 
 
 def test_nested_calls_literals_and_several_outputs():

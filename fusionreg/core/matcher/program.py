@@ -91,10 +91,6 @@ class Program:
                     found[o.step, o.index] = found.get((o.step, o.index), 0) + 1 + extra
         return found
 
-    @property
-    def root_ops(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(op for s, _ in self.anchors for op in s.by_op))
-
 
 class Signatures:
     """Signatures of a graph's nodes, interned: level 0 is the operator, level k has the producers' level k - 1."""

@@ -181,10 +181,5 @@ class PatternGraph:
                     readers.append(step.index)
         return {k: tuple(v) for k, v in found.items()}
 
-    @property
-    def required_steps(self) -> int:
-        """How many steps every match has."""
-        return sum(not s.optional for s in self.steps)
-
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps)) + f"\nreturn {', '.join(f'{n}={o}' for n, o in self.outputs.items())}"
