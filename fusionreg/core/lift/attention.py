@@ -10,8 +10,9 @@ it through.
 Where heads were put into the batch, as products of three axes take them, or there is one alone, each is a batch of one
 head.
 
-Of what is ``Attention`` already, constant masks that are triangles become positions (``is_causal``, or a window where
-the last query sees the last key), and heads of k and v that are repeated for those of q become heads that are shared.
+Of what is ``Attention`` already, constant masks that are triangles or bands become positions (``is_causal``, windows;
+one where the last query sees the last key), and heads of k and v that are repeated for those of q become heads that are
+shared.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ def _guard(site: Site) -> bool:
 
 
 def _positions(site: Site) -> Mapping[str, Any] | None:
-    """A constant mask by positions alone, the same for all: keys up to a diagonal at or above the main one."""
+    """A constant mask by positions alone, the same for all: keys up to a diagonal at or above the main one, and from
+    one at or below it on."""
     import numpy as np
 
     array, queries, keys = site.array("mask"), site.shape("q"), site.shape("k")
@@ -148,10 +150,17 @@ def _positions(site: Site) -> Mapping[str, Any] | None:
         allowed = mask == 0
         if not bool((allowed | (mask <= -0.99 * _largest(site.value("q").dtype))).all()):
             return None
-    beyond = int(allowed[0].sum()) - 1
-    if beyond < 0 or not np.array_equal(allowed, np.tri(rows, columns, beyond, dtype=bool)):
+    seen = np.nonzero(allowed.any(axis=1))[0]
+    if not seen.size or seen[0] > 0 or not allowed[0, 0]:
         return None
-    return {"causal": int(beyond == 0), "right": -1 if beyond == 0 or beyond + 1 >= columns else beyond}
+    right, last = int(allowed[0].sum()) - 1, int(seen[-1])
+    left = last - int(allowed[last].argmax())  # how far back the last query sees, unless that is to the first key
+    ahead = np.arange(columns)[None] - np.arange(rows)[:, None]
+    for bound in (-1, left):
+        if bool((allowed == ((ahead <= right) & ((ahead >= -bound) | (bound < 0)))).all()):
+            causal = right == 0
+            return {"causal": int(causal), "left": bound, "right": -1 if causal or right + 1 >= columns else right}
+    return None
 
 
 def _clear(site: Site) -> bool:

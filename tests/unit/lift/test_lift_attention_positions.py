@@ -52,7 +52,24 @@ def test_what_hides_otherwise_stays(low, beyond):
     assert "Attention" not in kinds(masked(Spell(), np.tri(S, T, beyond, dtype=bool), hides=low))
 
 
-@pytest.mark.parametrize("case", ["hole", "more", "upper", "per head", "finite", "one row", "padding"])
+def band(keys, left=2, right=1):
+    ahead = np.arange(keys) - np.arange(S)[:, None]
+    return (ahead >= -left) & (ahead <= right)
+
+
+@pytest.mark.parametrize("low", [None, -np.inf, LOWEST])
+@pytest.mark.parametrize(("left", "right", "keys"), [(2, 0, T), (0, 0, S), (2, 1, T), (1, 2, 4), (0, T, T), (3, T, 4)])
+def test_bands_are_windows(low, left, right, keys):
+    """A sliding window; also where the last queries see no key but the last."""
+    allowed = band(keys, left, right)
+    mask = allowed if low is None else np.where(allowed, 0.0, low)
+    node = assert_lifted(masked(Spell(), mask, keys=keys), {"Attention": 1}).nodes[0]
+    assert len(node.inputs) == 3 and node.attrs["left_window_size"] == left
+    assert node.attrs.get("is_causal", 0) == (right == 0)
+    assert node.attrs.get("right_window_size", -1) == (right if 0 < right < keys - 1 else -1)
+
+
+@pytest.mark.parametrize("case", ["hole", "more", "per head", "finite", "one row", "padding", "ahead"])
 def test_what_is_no_triangle_stays_a_mask(case):
     allowed = np.tri(S, T, 0, dtype=bool)
     if case == "hole":
@@ -60,7 +77,7 @@ def test_what_is_no_triangle_stays_a_mask(case):
     if case == "more":
         allowed[1, 5] = True
     mask = {
-        "upper": ~np.tri(S, T, -1, dtype=bool),  # every row sees something
+        "ahead": band(T)[:, ::-1],  # the first query sees no first key
         "per head": np.stack([allowed] * (H - 1) + [np.tri(S, T, 1, dtype=bool)]),
         "finite": np.where(allowed, 0.0, -1e4),  # a number that a score can reach
         "one row": allowed[-1:],
