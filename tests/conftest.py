@@ -60,7 +60,10 @@ def _load(*, strict=False, allow=None, deny=None, entry_points=None, extra_plugi
 
 
 catalog.load = _load  # before any module takes the name from there
-gc.disable()  # until all tests are found: what is imported stays, and looking through it took a quarter of the time
+
+
+def pytest_collectstart() -> None:
+    gc.disable()  # until all tests are found: what is imported stays, and looking through it took a quarter of the time
 
 
 def pytest_collection_finish() -> None:
