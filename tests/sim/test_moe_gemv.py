@@ -77,6 +77,8 @@ def test_conforms(kernel, dtypes, sim_cache):
         ("stream_cluster", "bfloat16", 0, 60, 0, {"SPLIT": 2}),
         ("offloaded", "float16", 1, 5, 0, {"SPLIT": 1}),
         ("decode", "bfloat16", 0, 5, 1, {"SPLIT": 1}),
+        ("rows", "bfloat16", 1, 60, 1, {}),
+        ("rows", "float32", 1, 5, 0, {}),
         ("resident", "float32", 0, 5, 1, {"BN": 16}),
         ("resident", "float32", 1, 60, 0, {"BN": 32}),
         ("resident_narrow", "float16", 0, 60, 0, {"BN": 32}),
@@ -97,7 +99,7 @@ def test_experts_in_any_order(kernel, dtype, trans, experts, wrap, params, sim_c
     assert not y[ids == 99].astype(np.float32).any() and y[ids == -1].astype(np.float32).any() == bool(wrap)
 
 
-@pytest.mark.parametrize("kernel", ["plain", "stream_cluster"])
+@pytest.mark.parametrize("kernel", ["plain", "stream_cluster", "rows"])
 def test_no_rows_no_experts_and_one_for_all(kernel, sim_cache):
     run = runtime(kernel, sim_cache, checked=False)
     x, w = operands(37, 64, 72, 3, "bfloat16", 1)

@@ -122,7 +122,31 @@ def _resident(name: str, types: str, bits: int, targets: tuple[str, ...] = ("sm_
     )  # fmt: skip
 
 
+#: Few rows, most of whose experts have one: seconds on an H200 as of the others.
+_ROWS = KernelSpec(
+    name="rows",
+    pending="not run on a GPU",
+    template="gemv_rows.cu.j2",
+    summary="a warp for some channels of an expert, which it reads once for 4 rows, straight to registers",
+    targets="sm_80+",
+    requires=(
+        "trans == 1 and E > 0 and M <= 1024",  # each warp looks through all ids
+        "K * bits(T) % 128 == 0 and K * bits(T) <= 131072",
+        "aligned(x, 16) and aligned(w, 16)",
+    ),
+    params={"CHANNELS": (2, 4)},
+    valid="CHANNELS == (4 if K * bits(T) <= 32768 else 2)",
+    constants={"THREADS": "128", "ROWS": "4", "DEEP": "8 // CHANNELS", **WRAPPED},
+    grid="min(M, E) * ceildiv(N, THREADS // 32 * CHANNELS)",
+    block="THREADS",
+    programmatic=True,
+    min_blocks=6,
+    estimate="2e-6 + min(M, E) * N * K * bits(T) / 8 * max(1, M / (4 * E)) / (4.4e12 if 2 * M <= E else 1.1e12)"
+    " + M * N * K / 3e13",
+)
+
 KERNELS = (
+    _ROWS,
     _resident("resident", 'T == "float32"', 32),
     _resident(
         "resident_narrow",
