@@ -183,8 +183,9 @@ def whole_models() -> str:
         head = ["model", "step", "eager", "torch.compile", "max-autotune", "fused"]
         head += ["fused, max-autotune", "fused/best", "sites", "deepest", "kept", "masks", "error", "host"]
         lines += [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |", *map(_whole_model, rows)]
-        where = {f"{r['gpu']}, driver {r['driver']}, torch {r['torch']}, {r['date'][:10]}" for r in rows}
-        lines += ["", f"{'; '.join(sorted(where))}.", ""]
+        where = sorted({f"{r['gpu']}, driver {r['driver']}, torch {r['torch']}" for r in rows})
+        dates = sorted({r["date"][:10] for r in rows})
+        lines += ["", f"{'; '.join(where)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.", ""]
     return "\n".join(lines)
 
 
