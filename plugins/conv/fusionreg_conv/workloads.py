@@ -52,8 +52,10 @@ def _layers(alone: bool) -> _Rows:
 
 
 def _folded(alone: bool) -> _Rows:
-    """Some of 32 images as exporters write them: the normalization is in the filters and the bias."""
-    return {f"32x{n}": ("b", 32, *_LAYERS[n], "") for n in _FOLDED if n.endswith("-alone") == alone}
+    """Some of 32 images as exporters write them: the normalization is in the filters and the bias. ``alone``: without
+    what stands behind them, so that both ways to fuse a layer are told apart by times of the same layer."""
+    named = {n.removesuffix("-add") if alone else n: _LAYERS[n] for n in _FOLDED if alone or not n.endswith("-alone")}
+    return {f"32x{n}": ("b", 32, *layer, "") for n, layer in named.items()}
 
 
 _FOLDED = (
