@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..ir import Graph
 from ..ops import Vocabulary
 from ..rewrite import eliminate_dead, fold_constants
+from .attention import DIFFERENTIATED
 from .engine import Compiled, Rule, compile_rules, relevant, run
 from .expert_loops import lift_loops
 from .lengths import lift_lengths
@@ -40,7 +41,8 @@ def lift(
         lifted = eliminate_dead(lift_routers(lift_loops(lifted, ops, log), ops, log))
         if lifted.nodes == graph.nodes:
             late = _rewritten(lifted, LATE, ops, log)
-            return eliminate_dead(merge_indices(late if differentiated else lift_lengths(late, ops, log)))
+            late = _rewritten(late, DIFFERENTIATED, ops, log) if differentiated else lift_lengths(late, ops, log)
+            return eliminate_dead(merge_indices(late))
         graph = lifted
 
 

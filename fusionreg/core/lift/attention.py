@@ -316,3 +316,28 @@ def _rules() -> Iterator[Rule]:
 
 
 RULES: tuple[Rule, ...] = tuple(_rules())
+
+
+def _of_rank(rank: int) -> Any:
+    """A mask of fewer axes than scores, of a number for each of them or one for all."""
+    return lambda site: len(site.shape("mask") or ()) == rank and _axes_of_scores(site)
+
+
+def _axes_of_scores(site: Site) -> bool:
+    q, k, mask = (site.shape(n) for n in ("q", "k", "mask"))
+    if q is None or k is None or mask is None or len(q) != 4 or site.graph.is_constant(site.name("mask")):
+        return False
+    scores = (*q[:-1], k[2])
+    return mask[-1] == k[2] and all(m in (1, s) for m, s in zip(mask[::-1], scores[::-1], strict=False))
+
+
+#: What is added to scores and has a gradient: a mask with all axes, as kernels of its gradient take it.
+DIFFERENTIATED: tuple[Rule, ...] = tuple(
+    Rule(
+        "attention_bias",
+        f"y = Attention(q, k, v, mask, {_ATTRIBUTES})",
+        f"y = Attention(q, k, v, Unsqueeze(mask, {axes}), {_ATTRIBUTES})",
+        (floats("q", "mask"), _of_rank(4 - len(axes))),
+    )
+    for axes in ((0,), (0, 1))
+)

@@ -157,3 +157,20 @@ def _attentions(module):
     found = module.graph.find_nodes(op="call_function", target=target)
     given = [n.kwargs.get("attn_mask", n.args[3] if len(n.args) > 3 else None) for n in found]
     return [m and m.target for m in given]
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (2, 1, 8)])
+@pytest.mark.parametrize("trained", [True, False])
+def test_masks_of_fewer_axes(shape, trained, compiled, reports):
+    """Added, the same for all batches: their gradients are summed over those, and over axes of one number."""
+    registry = Registry(kit.awake("plain"), device="sim")
+    q, k, v, way = (torch.randn(2, 2, 8, 16, requires_grad=True) for _ in range(4))
+    given = (q, k, v, torch.randn(shape, requires_grad=trained))
+    function = lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # noqa: E731
+    step = compiled(function, registry=registry)
+    mine, other = (torch.autograd.grad(f(*given), given[: 3 + trained], way) for f in (step, function))
+    for a, b in zip(mine, other, strict=True):
+        same(a, b)
+    words = "position_bias" if trained else "masked"
+    assert fused(reports) == [f"attention.sdpa_{words}_training"]
+    assert fused(reports, "backward") == [f"attention.sdpa_{words}_backward"]
