@@ -237,10 +237,10 @@ def fold_constants(graph: Graph, ops: Vocabulary, limit: int = 16 << 20) -> Grap
 
 
 def _widens_weight(n: Node, values: Mapping[str, Value], ranks: tuple[int, ...]) -> bool:
-    """Whether the node makes floats of a matrix stored in 8 bits, or bytes of one stored in 4: a product reads that as
-    it is stored. ``ranks``: 2, and 3 where that is stacked matrices."""
+    """Whether the node makes floats of a matrix stored in 8 bits, bytes of one stored in 4, or cuts ranks: a
+    product reads that as it is stored. ``ranks``: 2, and 3 where that is stacked matrices."""
     if n.op not in ("DequantizeLinear", "Cast"):
-        return n.op == "fusionreg::UnpackInt4"
+        return n.op in ("fusionreg::UnpackInt4", "fusionreg::LimitRank")
     x, y = values[n.inputs[0]], values[n.outputs[0]]
     return x.dtype in ("int8", "float8_e4m3fn") and len(x.shape or ()) in ranks and dtype(y.dtype).floating
 

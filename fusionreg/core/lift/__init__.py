@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..ir import Graph
 from ..ops import Vocabulary
 from ..rewrite import eliminate_dead, fold_constants
+from .adapter_loops import lift_adapters
 from .attention import DIFFERENTIATED
 from .engine import Compiled, Rule, compile_rules, relevant, run
 from .expert_loops import lift_loops
@@ -38,7 +39,7 @@ def lift(
     graph = _rewritten(eliminate_dead(graph), EARLY, ops, log)
     while True:
         lifted = _rewritten(eliminate_dead(fold_constants(graph, ops)), RULES, ops, log)
-        lifted = eliminate_dead(lift_routers(lift_loops(lifted, ops, log), ops, log))
+        lifted = eliminate_dead(lift_adapters(lift_routers(lift_loops(lifted, ops, log), ops, log), ops, log))
         if lifted.nodes == graph.nodes:
             late = _rewritten(lifted, LATE, ops, log)
             late = _rewritten(late, DIFFERENTIATED, ops, log) if differentiated else lift_lengths(late, ops, log)

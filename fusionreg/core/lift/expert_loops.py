@@ -92,7 +92,7 @@ def lift_loops(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | None 
         assert isinstance(template, PatternGraph)
         last = site.found.outputs["y"]
         made = Emitter(graph, ops, site, derived, Names({*graph.values, *graph.node_by_name})).build(
-            template, _nodes(chain), graph.values[last]
+            template, nodes_of(chain), graph.values[last]
         )
         if made is not None:
             replacements.append(made)
@@ -107,7 +107,7 @@ def unfinished(graph: Graph, ops: Vocabulary) -> dict[str, tuple[int, str]]:
     if not rules:
         return {}
     loops = _loops(graph, compile_rules(rules, ops))
-    return {c[0][1].found.root.name: (len(_nodes(c)), why) for c, why in loops if isinstance(why, str)}
+    return {c[0][1].found.root.name: (len(nodes_of(c)), why) for c, why in loops if isinstance(why, str)}
 
 
 def _loops(graph: Graph, compiled: Compiled) -> Iterator[tuple[list[tuple[int, Site]], dict[str, Any] | str]]:
@@ -119,14 +119,14 @@ def _loops(graph: Graph, compiled: Compiled) -> Iterator[tuple[list[tuple[int, S
             turns.setdefault(found.outputs["y"], (i, Site(graph, found, compiled.index.programs[i].pattern)))
     followed = {site.found.inputs["base"] for _, site in turns.values()}
     for last in [y for y in turns if y not in followed]:
-        chain = _chain(turns, last)
+        chain = chain_of(turns, last)
         if len({compiled.rules[i].replacement for i, _ in chain}) > 1:
             yield chain, "experts have different activations"
         else:
             yield chain, _stacked(view, [site for _, site in chain])
 
 
-def _chain(turns: dict[str, tuple[int, Site]], last: str) -> list[tuple[int, Site]]:
+def chain_of(turns: dict[str, tuple[int, Site]], last: str) -> list[tuple[int, Site]]:
     """The turns that lead to ``last``, itself first."""
     found = []
     while last in turns:
@@ -135,7 +135,7 @@ def _chain(turns: dict[str, tuple[int, Site]], last: str) -> list[tuple[int, Sit
     return found
 
 
-def _nodes(chain: list[tuple[int, Site]]) -> list[Any]:
+def nodes_of(chain: list[tuple[int, Site]]) -> list[Any]:
     return list({n.name: n for _, site in chain for n in site.found.nodes}.values())
 
 
@@ -165,7 +165,7 @@ def _stacked(view: View, turns: list[Site]) -> dict[str, Any] | str:
     experts = list(range(bins.size))
     if bins.reshape(-1).tolist() != experts or sorted(matrices) != experts or len(turns) != len(experts):
         return f"there are turns for experts {sorted(matrices)} of {len(experts)}"
-    if not _closed(view, [t.found for t in turns], first.found.outputs["y"]):
+    if not closed(view, [t.found for t in turns], first.found.outputs["y"]):
         return "something else reads what is computed within the loop"
     gate_up, down = (np.stack([matrices[e][side] for e in experts]) for side in (0, 1))
     return {"gate_up": gate_up, "down": down, "one_": np.asarray([1], np.int64)}
@@ -202,7 +202,7 @@ def _matrices(turn: Site) -> tuple[Any, Any] | None:
     return (arrays[0] if len(arrays) == 2 else np.concatenate(arrays[:2])), arrays[-1]
 
 
-def _closed(view: View, turns: list[Bindings], result: str) -> bool:
+def closed(view: View, turns: list[Bindings], result: str) -> bool:
     """Whether nobody else reads what the turns compute, not even the masks of experts."""
     nodes = {n.name for t in turns for n in t.nodes}
     inner = {v for t in turns for n in t.nodes for v in n.outputs if v and v != result}

@@ -97,21 +97,30 @@ def _coordinates(e: Emitter, x: V, used: Sequence[tuple[int, V]]) -> V:
 
 
 def index_put(e: Emitter, self: V, indices: Sequence[V | None], values: V, accumulate: bool = False, **_: Any) -> V:
-    """A boolean mask over the leading axes is a Where; integer indices of the leading axes are a ScatterND."""
+    """One number under a boolean mask of the leading axes is a Where; rows under one, and integer indices of the
+    leading axes, are a ScatterND."""
     used = [(i, x) for i, x in enumerate(indices) if x is not None]
     if len(used) == 1 and used[0][1].dtype == "bool" and used[0][0] == 0 and values.rank == 0 and not accumulate:
         mask = used[0][1]
         mask = e.unsqueeze(mask, *range(mask.rank, self.rank)) if mask.rank < self.rank else mask
         return e.op("Where", mask, e.cast(values, self.dtype), self)
+    if len(used) == 1 and used[0][1].dtype == "bool" and used[0][0] == 0:
+        mask = used[0][1]
+        rest, where = self.shape[mask.rank :], positions(e, mask)
+        if values.rank != 1 + len(rest) or values.shape[1:] != rest or values.shape[0] == 1:
+            sizes = [e.size(where, 0), *(e.size(self, i) for i in range(mask.rank, self.rank))]
+            values = e.op("Expand", values, e.ints(sizes), shape=(where.shape[0], *rest))
+        settings: dict[str, Any] = {"reduction": "add"} if accumulate else {}
+        return e.op("ScatterND", self, where, e.cast(values, self.dtype), shape=self.shape, **settings)
     if any(x.dtype == "bool" for _, x in used) or [a for a, _ in used] != list(range(len(used))):
-        raise e.refuse("index_put with a mask or a gap between indexed axes", "integer indices of the leading axes")
+        raise e.refuse("index_put with a mask beside others or a gap", "one mask, or integer indices, of leading axes")
     where = _coordinates(e, self, used)
     shape = (*where.shape[:-1], *self.shape[len(used) :])
     sizes = [e.size(where, i) for i in range(where.rank - 1)] + [e.size(self, i) for i in range(len(used), self.rank)]
     updates = e.cast(values, self.dtype)
     if updates.shape != shape:
         updates = e.op("Expand", updates, e.ints(sizes), shape=shape)
-    settings: dict[str, Any] = {"reduction": "add"} if accumulate else {}
+    settings = {"reduction": "add"} if accumulate else {}
     return e.op("ScatterND", self, where, updates, shape=self.shape, **settings)
 
 
