@@ -280,7 +280,7 @@ def test_maps_stay_where_they_were_moved_to(fusions):
 
 
 def test_a_convolution_alone_stays_with_the_library(fusions):
-    """It matches, since a folded normalisation leaves no more than that, and a bias, in front of what joins the slot."""
+    """It matches, since a folded normalisation leaves that and a bias in front of what joins the slot."""
     module = nn.Conv2d(64, 64, 3, padding=1, bias=False, dtype=torch.float16).to(memory_format=torch.channels_last)
     x = torch.empty(32, 64, 56, 56, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
     plan = fusions.plan(module, x, policy="balanced")
