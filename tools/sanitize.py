@@ -5,12 +5,12 @@ For each kernel and each tool (memcheck, racecheck) a process of its own, ``--jo
 kernel's first plain conformance case on the GPU. Rows are written as they come. Exit status 1 when a tool reports an
 error or a case does not pass. Needs a GPU and compute-sanitizer.
 
-racecheck follows an mbarrier from the threads that arrive on it alone. Where threads read a word, meet (``__syncwarp``, a
-named barrier of some of the block) and one arrives for all, it calls the next write of whoever waits for that a WAR
-hazard: a kernel of nothing but that is reported so, and the same kernel in which every reader arrives is not. This is all
-that it has against ``attention.sdpa*_backward/wgmma``: the number of the tile, ``*taken``, which all threads of a
-warpgroup read before they meet at its named barrier, whose first thread then arrives on ``own_empty``, for which the
-producer waits before it writes the next one.
+racecheck follows an mbarrier from the threads that arrive on it alone. Where threads read a word, meet
+(``__syncwarp``, a named barrier of some of the block) and one arrives for all, it calls the next write of whoever
+waits for that a WAR hazard: a kernel of nothing but that is reported so, and the same kernel in which every reader
+arrives is not. This is all that it has against ``attention.sdpa*_backward/wgmma``: the number of the tile,
+``*taken``, which all threads of a warpgroup read before they meet at its named barrier, whose first thread then
+arrives on ``own_empty``, for which the producer waits before it writes the next one.
 """
 
 from __future__ import annotations
