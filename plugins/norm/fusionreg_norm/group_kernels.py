@@ -276,7 +276,7 @@ def _pixels(flags: Mapping[str, str]) -> KernelSpec:
     each, rows = f"ceildiv(S // 8, {blocks})", f"max(1, THREADS // max(1, {WIDTH} // 4))"
     memory = f"({each} * 128 * ({WIDTH} // 16 * 2 + 1) + max({WIDTH}, THREADS // 4) * 8)"
     moved, bits = f"2 * {each} * {WIDTH} * bits(T) * multiprocessors", f"{WIDTH} * bits(T)"
-    rate = f"(3.2e12 if {bits} >= 2048 else 3e12 if {bits} >= 1024 else 2.7e12)"
+    rate = f"(3.2e12 if {bits} >= 2048 else 3e12 if {bits} >= 1024 else 1.9e12 if {bits} >= 512 else {bits} * 4e9)"
     return KernelSpec(
         name="last_pixels",
         template="group_forward_pixels.cu.j2",
@@ -341,7 +341,7 @@ def _whole(flags: Mapping[str, str]) -> KernelSpec:
         cooperative=True,
         min_blocks=1,
         workspace=f"N * groups * {blocks} * 8",
-        estimate=f"4e-6 + {rounds} * (6e-6 + (2 * {tiles} + {again}) * {moved} / 3.8e12)",
+        estimate=f"6e-6 + {rounds} * (8e-6 + (2 * {tiles} + {again}) * {moved} / 3.3e12)",
     )  # fmt: skip
 
 
