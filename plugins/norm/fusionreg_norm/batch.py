@@ -139,7 +139,6 @@ def _kernels(direction: str, tensors: tuple[str, ...], moved: int, add: bool) ->
             name="plain",
             template=f"batch_{direction}_plain.cu.j2",
             summary="a channel of any memory order to a block",
-            **({"pending": "not proven since its sums are of double precision"} if forward else {}),
             strides=tensors,
             constants={**flags, "PLAIN": "1", **({"LAST": "0"} if forward else {}), "THREADS": "256"},
             grid="C",

@@ -87,7 +87,6 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
     return (
         KernelSpec(
             name="stream",
-            **({"pending": "not proven since masks are compared as numbers"} if "DROPOUT" in parts else {}),
             template="row_stream.cu.j2",
             programmatic=True,
             regions=("y",),
@@ -164,7 +163,6 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
 def _packed(parts: Mapping[str, str], tensors: tuple[str, ...], seconds: str) -> KernelSpec:
     return KernelSpec(
         name="packed",
-        pending="not proven since its table is made of fewer instructions",
         template="row_backward_packed.cu.j2",
         regions=("dx",),
         summary="as columns, two elements to a word; GELU from a table, sums of a row by the tensor cores",
