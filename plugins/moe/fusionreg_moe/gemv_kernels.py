@@ -125,7 +125,6 @@ def _resident(name: str, types: str, bits: int, targets: tuple[str, ...] = ("sm_
 #: Few rows, most of whose experts have one: seconds on an H200 as of the others.
 _ROWS = KernelSpec(
     name="rows",
-    pending="not run on a GPU",
     template="gemv_rows.cu.j2",
     summary="a warp for some channels of an expert, which it reads once for 4 rows, straight to registers",
     targets="sm_80+",
