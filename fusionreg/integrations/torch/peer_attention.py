@@ -94,6 +94,8 @@ def _varlen(s: Site) -> Any:
     q, k, v = (x.transpose(0, 1)[None] for x in s.args[:3])
     (count, _, _), (known, _, _), (many,) = s.extents(0), s.extents(1), s.extents(3)
     if many < 2:  # no sequence
+        if s.outputs > 1:
+            raise unwritten(s.node, "the log-sum-exp of no sequence")
         return torch.zeros_like(s.args[0])[:, :, :1].expand(-1, -1, s.extents(2)[2])
     starts = s.args[3].long().clamp(0, count).cummax(0).values
     from_key = s.args[4].long().clamp(0, known)
@@ -106,7 +108,13 @@ def _varlen(s: Site) -> Any:
     seen = torch.logical_and(of_any[:, None], torch.logical_and(key >= first[:, None], key < last))
     if s.attributes["is_causal"]:
         seen = torch.logical_and(seen, key - last <= (query - starts[which + 1])[:, None])
-    return _seen(s, q, k, v, seen)[0].transpose(0, 1)
+    y = _seen(s, q, k, v, seen)[0].transpose(0, 1)
+    if s.outputs == 1:
+        return y
+    scale, group = s.attributes["scale"], s.extents(0)[1] // max(s.extents(1)[1], 1)
+    scale = float(s.extents(0)[2]) ** -0.5 if scale is None else scale
+    scores = (q[0].float() @ k[0].float().repeat_interleave(group, 0).mT) * scale
+    return y, scores.masked_fill(~seen, -math.inf).logsumexp(-1)
 
 
 def _seen(s: Site, q: Any, k: Any, v: Any, seen: Any) -> Any:

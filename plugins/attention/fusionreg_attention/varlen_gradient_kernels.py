@@ -32,12 +32,11 @@ def _changed(kernel: KernelSpec, **changes: Any) -> KernelSpec:
     return KernelSpec.model_validate(kernel.model_dump() | changes)
 
 
-def varlen_gradient_kernels(pending: str = "") -> tuple[KernelSpec, ...]:
+def varlen_gradient_kernels() -> tuple[KernelSpec, ...]:
     wgmma, tensor_core, plain = gradient_kernels()
     return (
         _changed(
             wgmma,
-            pending=pending,
             requires=(
                 'T in ("float16", "bfloat16")',
                 "D in (64, 96, 128, 192, 256) and E in (64, 96, 128, 192, 256)",
@@ -58,7 +57,6 @@ def varlen_gradient_kernels(pending: str = "") -> tuple[KernelSpec, ...]:
         ),
         _changed(
             tensor_core,
-            pending=pending,
             requires=(
                 'T in ("float16", "bfloat16")',
                 "D % 16 == 0 and D <= 256 and E % 16 == 0 and E <= 256 and E > 0",
@@ -74,7 +72,7 @@ def varlen_gradient_kernels(pending: str = "") -> tuple[KernelSpec, ...]:
         ),
         _changed(
             plain,
-            pending=pending,
+            pending="one case of float32, where terms of dq cancel, is off by more than is allowed",
             constants={"MASK_FORM": "-1", "VARLEN": "2"},
             grid="ceildiv(H * Q + G * K, 4)",
             estimate=f"8e-6 + {_PAIRS} * (4 * D + 5 * E) / 2e12",
