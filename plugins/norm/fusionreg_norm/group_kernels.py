@@ -200,7 +200,9 @@ def _last(
     held = f"{tiles} * {width} * bits(T)"
     masks = f" + {tiles} * {width}" if flags["DROPOUT"] == "1" else ""
     memory = f"{held} + THREADS * 1024 // bits(T){masks}"
-    rate = f"({'2.6e12' if grid else '2e12'} * (1 if {width} * bits(T) >= 1024 else 0.85)) + SLICE * 3e-7"
+    bits = f"{width} * bits(T)"  # of a pixel
+    narrow = f"(1 if {bits} >= 1024 else {0.6 if grid else 0.85} if {bits} >= 512 else {bits} / 700)"
+    rate = f"({'2.6e12' if grid else '2e12'} * {narrow}) + SLICE * 3e-7"
     return KernelSpec(
         name=name,
         template="group_forward_last.cu.j2",
@@ -302,7 +304,8 @@ def _pixels(flags: Mapping[str, str]) -> KernelSpec:
         cooperative=True,
         min_blocks=1,
         workspace=f"N * groups * {blocks} * 8",
-        estimate=f"2e-6 + ceildiv({units}, TEAMS) * (3e-6 + SLICE * {blocks} * 7e-10 + {moved} / {rate})",
+        estimate=f"2e-6 + ceildiv({units}, TEAMS) * (3e-6 + SLICE * {blocks} * 7e-10 + {moved} / {rate}"
+        " * (1 if TEAMS > 1 else 1.05))",
     )  # fmt: skip
 
 
