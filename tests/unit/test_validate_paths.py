@@ -40,6 +40,23 @@ def test_declared_types_must_be_those_of_the_pattern(changes, word):
     assert found and word in str(found[0])
 
 
+def test_a_spelling_may_be_of_some_dtypes():
+    """A sum in float32 is the result where that is float32; each dtype needs a spelling, each spelling a dtype."""
+    narrowed, wide = 'y = Cast(Cast(x, to="float32"), to=T)', 'y = Cast(x, to="float32")'
+    types = {
+        "inputs": {"x": "X[M]"}, "outputs": {"y": "T[M]"}, "dtypes": {"X": ("float16",), "T": ("float16", "float32")},
+    }  # fmt: skip
+    spellings = {"both": (narrowed, wide), "wide": (wide,), "int": (narrowed, 'y = Cast(x, to="int32")')}
+    found = {}
+    for name, pattern in spellings.items():
+        entry, errors = check_fusion(fusion(**RELU | types | {"pattern": pattern}), OPS, "acme")
+        assert entry is not None, errors
+        found[name] = [str(error) for error in check_reference(entry, OPS)]
+    assert found["both"] == []
+    assert len(found["wide"]) == 1 and "T = float16" in found["wide"][0]
+    assert len(found["int"]) == 1 and "pattern[1] gives y: int32" in found["int"][0]
+
+
 # --- paths -----------------------------------------------------------------------------------------------------
 
 

@@ -69,9 +69,12 @@ def check_reference(entry: FusionEntry, ops: Vocabulary) -> list[SpecError]:
     Every spelling is instantiated for every combination of tensor forms, choices, attribute choices and presence of
     optional inputs that meets the constraints with some dtypes; and for every combination of all of these but forms
     with dtypes, as no dtype follows from a shape. Combinations that inference refuses are no error as long as each
-    dtype has one that it accepts. An extent that inference leaves open is not compared.
+    dtype has one that it accepts; nor are spellings that give other dtypes as long as each has one that gives it. An
+    extent that inference leaves open is not compared.
     """
     errors: dict[str, SpecError] = {}
+    others_given: dict[tuple[str, ...], SpecError] = {}
+    given: set[tuple[str, ...]] = set()
     of_dtypes = [c for c in entry.constraints if c.names & entry.spec.dtypes.keys()]
     others = [c for c in entry.constraints if not c.names & entry.spec.dtypes.keys()]
     for i, pattern in enumerate(entry.patterns):
@@ -94,23 +97,31 @@ def check_reference(entry: FusionEntry, ops: Vocabulary) -> list[SpecError]:
                     )  # fmt: skip
                 except ArgumentError:
                     continue  # choices that contradict the absent inputs, shapes that only another form fits
-                except GraphError as error:
-                    refused = refused or str(error)
+                except GraphError as problem:
+                    refused = refused or str(problem)
                     continue
                 worked.add(site.spelling)
                 for name, kind in entry.outputs.items():
                     value, declared = graph.values[name], dtypes.get(kind.dtype, kind.dtype)
                     fits = any(_agrees(value.shape, form, site) for form in kind.forms)
-                    if value.dtype != declared or not fits:
-                        found = f"{at} gives {value} with {shown} and {site.axes}"
-                        errors.setdefault(
-                            f"{at} {name}", _error(entry, f"outputs.{name}", found, f"{declared}, {kind}")
-                        )
+                    if value.dtype == declared and fits:
+                        given |= {(at, name), (shown, name)}
+                        continue
+                    found = f"{at} gives {value} with {shown} and {site.axes}"
+                    error = _error(entry, f"outputs.{name}", found, f"{declared}, {kind}")
+                    if fits:
+                        others_given.setdefault((at, name), error)
+                        others_given.setdefault((shown, name), error)
+                    else:
+                        errors.setdefault(f"{at} {name}", error)
             if refused and not worked:
                 errors.setdefault(
                     f"{at} {shown}", _error(entry, at, f"with {shown}: {refused}", "a pattern that infers")
                 )
-    return list(errors.values())
+    for (of, name), error in others_given.items():
+        if (of, name) not in given:
+            errors.setdefault(f"{of} {name}", error)
+    return list(dict.fromkeys(errors.values()))
 
 
 def _sites(entry: FusionEntry, pattern: PatternGraph) -> Iterator[_Site]:
