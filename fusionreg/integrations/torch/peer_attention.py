@@ -92,14 +92,30 @@ def _varlen(s: Site) -> Any:
     """Of sequences one behind the other: what is of another one is masked."""
     _check(s)
     q, k, v = (x.transpose(0, 1)[None] for x in s.args[:3])
-    (count, _, _), (known, _, _), (many,) = s.extents(0), s.extents(1), s.extents(3)
-    if many < 2:  # no sequence
+    if s.extents(3)[0] < 2:  # no sequence
         if s.outputs > 1:
             raise unwritten(s.node, "the log-sum-exp of no sequence")
         return torch.zeros_like(s.args[0])[:, :, :1].expand(-1, -1, s.extents(2)[2])
-    starts = s.args[3].long().clamp(0, count).cummax(0).values
-    from_key = s.args[4].long().clamp(0, known)
-    query, key = (torch.arange(n, device=q.device) for n in (count, known))
+    seen = _of_sequences(s, 0, 3, s.args[4].long().clamp(0, s.extents(1)[0]))
+    y = _seen(s, q, k, v, seen)[0].transpose(0, 1)
+    if s.outputs == 1:
+        return y
+    group = s.extents(0)[1] // max(s.extents(1)[1], 1)
+    scores = (q[0].float() @ k[0].float().repeat_interleave(group, 0).mT) * _varlen_scale(s, 0)
+    return y, scores.masked_fill(~seen, -math.inf).logsumexp(-1)
+
+
+def _varlen_scale(s: Site, queries: int) -> float:
+    given = s.attributes["scale"]
+    return float(s.extents(queries)[2]) ** -0.5 if given is None else given
+
+
+def _of_sequences(s: Site, queries: int, starts_at: int, from_key: Any) -> Any:
+    """[Q K]: the keys of each query's own sequence; ``queries``: the operand that is q, k being the next one;
+    ``starts_at``: where sequences begin among queries; ``from_key``: where among keys."""
+    count, known, many = s.extents(queries)[0], s.extents(queries + 1)[0], s.extents(starts_at)[0]
+    starts = s.args[starts_at].long().clamp(0, count).cummax(0).values
+    query, key = (torch.arange(n, device=starts.device) for n in (count, known))
     which = (starts[1:, None] <= query).sum(0)
     of_any = torch.logical_and(which < many - 1, query >= starts[0])
     which = which.clamp(max=many - 2)
@@ -108,13 +124,27 @@ def _varlen(s: Site) -> Any:
     seen = torch.logical_and(of_any[:, None], torch.logical_and(key >= first[:, None], key < last))
     if s.attributes["is_causal"]:
         seen = torch.logical_and(seen, key - last <= (query - starts[which + 1])[:, None])
-    y = _seen(s, q, k, v, seen)[0].transpose(0, 1)
-    if s.outputs == 1:
-        return y
-    scale, group = s.attributes["scale"], s.extents(0)[1] // max(s.extents(1)[1], 1)
-    scale = float(s.extents(0)[2]) ** -0.5 if scale is None else scale
-    scores = (q[0].float() @ k[0].float().repeat_interleave(group, 0).mT) * scale
-    return y, scores.masked_fill(~seen, -math.inf).logsumexp(-1)
+    return seen
+
+
+def _varlen_grad(s: Site) -> Any:
+    _check(s)
+    if s.extents(6)[0] < 2:  # no sequence
+        return tuple(torch.zeros_like(s.args[i]) for i in (1, 2, 3))
+    dy, q, k, v, y = (x.float().transpose(0, 1) for x in s.args[:5])
+    shared, group = s.extents(2)[1], s.extents(1)[1] // max(s.extents(2)[1], 1)
+    k, v = (x.repeat_interleave(group, 0) for x in (k, v))
+    # Keys of one sequence are no other's.
+    seen = _of_sequences(s, 1, 6, s.args[7].long().clamp(0, s.extents(2)[0]).cummax(0).values)
+    scale = _varlen_scale(s, 1)
+    p = torch.exp(torch.clamp((q @ k.mT) * scale - s.args[5].unsqueeze(-1), max=0.0)).masked_fill(~seen, 0.0)
+    r = p * (dy @ v.mT - (dy * y).sum(-1, keepdim=True))
+
+    def summed(x: Any) -> Any:
+        return x.unflatten(0, (shared, group)).sum(1)
+
+    found = ((r @ k) * scale, summed(r.mT @ q) * scale, summed(p.mT @ dy))
+    return tuple(x.transpose(0, 1).to(s.dtype(i)) for i, x in enumerate(found, 1))
 
 
 def _seen(s: Site, q: Any, k: Any, v: Any, seen: Any) -> Any:
@@ -147,5 +177,6 @@ WRITERS: Mapping[str, Callable[[Site], Any]] = FrozenDict(
         "Attention": _attention,
         "fusionreg::AttentionGrad": _attention_grad,
         "fusionreg::VarlenAttention": _varlen,
+        "fusionreg::VarlenAttentionGrad": _varlen_grad,
     }
 )
