@@ -208,11 +208,13 @@ def test_cold_commands_are_light_and_quick(arguments, tmp_path):
         f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
     )
     seconds = []
-    for attempt in range(4):
+    for attempt in range(8):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
         if attempt:  # the first one fills the cache
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             assert ast.literal_eval(done.stderr.strip().splitlines()[-1]) == []
-    assert min(seconds) < 0.35  # of processor time: the machine may be busy with other tests
+            if seconds[-1] < 0.35:  # of processor time, which others on the same processor lengthen
+                return
+    raise AssertionError(seconds)
