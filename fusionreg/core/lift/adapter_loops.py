@@ -12,13 +12,13 @@ from itertools import product
 from typing import Any
 
 from ..ir import Graph, Names
-from ..matcher.search import Search, View, scan
+from ..matcher.search import View
 from ..ops import Vocabulary
 from ..pattern.instantiate import PatternGraph
 from ..rewrite import replace_nodes
 from .engine import Emitter, Rule, compile_rules, relevant
-from .expert_loops import chain_of, closed, nodes_of
 from .site import Site
+from .turns import chains, closed, nodes_of
 
 #: Rows that an adapter has, and how they come back; the mask says which they are.
 _EQUAL = "m = Equal(ids, number)\n"
@@ -70,16 +70,8 @@ def lift_adapters(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | No
     if not rules:
         return graph
     compiled, view = compile_rules(rules, ops), View(graph)
-    turns: dict[str, tuple[int, Site]] = {}  # by the value that a turn gives
-    for node, i, anchor in scan(view, compiled.index):
-        for found in Search(view, compiled.index.programs[i], prune=False).at(node, anchor):
-            site = Site(graph, found, compiled.index.programs[i].pattern)
-            if _usual(site):
-                turns.setdefault(found.outputs["y"], (i, site))
-    followed = {site.found.inputs["base"] for _, site in turns.values()}
     replacements, names = [], Names({*graph.values, *graph.node_by_name})
-    for last in [y for y in turns if y not in followed]:
-        chain = chain_of(turns, last)
+    for chain in chains(view, compiled, _usual):
         derived = _stacked(view, [site for _, site in chain])
         if derived is None:
             continue
@@ -89,7 +81,7 @@ def lift_adapters(graph: Graph, ops: Vocabulary, log: list[tuple[str, str]] | No
         assert isinstance(template, PatternGraph)
         site, base = chain[0][1], chain[-1][1].found.inputs["base"]
         emitter = Emitter(graph, ops, _renamed(site, base), derived, names)
-        replaced = emitter.build(template, nodes_of(chain), graph.values[last])
+        replaced = emitter.build(template, nodes_of(chain), graph.values[site.found.outputs["y"]])
         if replaced is not None:
             replacements.append(replaced)
             if log is not None:

@@ -12,14 +12,14 @@ from itertools import product
 from typing import Any
 
 from ..ir import Graph, Names
-from ..matcher.match import Bindings
-from ..matcher.search import Search, View, scan
+from ..matcher.search import View
 from ..ops import Vocabulary
 from ..pattern.instantiate import PatternGraph
 from ..rewrite import replace_nodes
 from .engine import Compiled, Emitter, Rule, compile_rules, relevant
 from .experts import ACTIVATIONS, PRODUCTS
 from .site import Site
+from .turns import Chain, chains, closed, nodes_of
 
 #: One turn. Indices below 0 would count from the end; there are none among those that are not zero.
 _TURN = """
@@ -110,33 +110,14 @@ def unfinished(graph: Graph, ops: Vocabulary) -> dict[str, tuple[int, str]]:
     return {c[0][1].found.root.name: (len(nodes_of(c)), why) for c, why in loops if isinstance(why, str)}
 
 
-def _loops(graph: Graph, compiled: Compiled) -> Iterator[tuple[list[tuple[int, Site]], dict[str, Any] | str]]:
-    """Turns that follow each other, the last one first, and their matrices, or why they are no layer."""
+def _loops(graph: Graph, compiled: Compiled) -> Iterator[tuple[Chain, dict[str, Any] | str]]:
+    """Turns that follow each other and their matrices, or why they are no layer."""
     view = View(graph)
-    turns: dict[str, tuple[int, Site]] = {}  # by the value that a turn gives
-    for node, i, anchor in scan(view, compiled.index):
-        for found in Search(view, compiled.index.programs[i], prune=False).at(node, anchor):
-            turns.setdefault(found.outputs["y"], (i, Site(graph, found, compiled.index.programs[i].pattern)))
-    followed = {site.found.inputs["base"] for _, site in turns.values()}
-    for last in [y for y in turns if y not in followed]:
-        chain = chain_of(turns, last)
+    for chain in chains(view, compiled):
         if len({compiled.rules[i].replacement for i, _ in chain}) > 1:
             yield chain, "experts have different activations"
         else:
             yield chain, _stacked(view, [site for _, site in chain])
-
-
-def chain_of(turns: dict[str, tuple[int, Site]], last: str) -> list[tuple[int, Site]]:
-    """The turns that lead to ``last``, itself first."""
-    found = []
-    while last in turns:
-        found.append(turns[last])
-        last = turns[last][1].found.inputs["base"]
-    return found
-
-
-def nodes_of(chain: list[tuple[int, Site]]) -> list[Any]:
-    return list({n.name: n for _, site in chain for n in site.found.nodes}.values())
 
 
 def _stacked(view: View, turns: list[Site]) -> dict[str, Any] | str:
@@ -200,10 +181,3 @@ def _matrices(turn: Site) -> tuple[Any, Any] | None:
     if len(arrays) < len(names):
         return None
     return (arrays[0] if len(arrays) == 2 else np.concatenate(arrays[:2])), arrays[-1]
-
-
-def closed(view: View, turns: list[Bindings], result: str) -> bool:
-    """Whether nobody else reads what the turns compute, not even the masks of experts."""
-    nodes = {n.name for t in turns for n in t.nodes}
-    inner = {v for t in turns for n in t.nodes for v in n.outputs if v and v != result}
-    return not inner & view.output_names and all(c.name in nodes for v in inner for c in view.consumers.get(v, ()))
