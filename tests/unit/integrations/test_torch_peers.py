@@ -307,3 +307,20 @@ def test_sequences_one_behind_the_other(causal: int) -> None:
     got = torch_module(graph, OPS)(*(torch.from_numpy(given[n]) for n in graph.inputs))
     for x, name in zip(got, graph.outputs, strict=True):  # and the log-sum-exp
         np.testing.assert_allclose(x, want[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_gradients_of_sequences_one_behind_the_other(causal: int) -> None:
+    """Keys are of one sequence alone, also where ``cu_k`` falls."""
+    net, rng = kit.Net(), np.random.default_rng(5)
+    shapes = {"dy": (9, 2, 8), "q": (9, 2, 8), "k": (12, 1, 8), "v": (12, 1, 8), "y": (9, 2, 8), "lse": (2, 9)}
+    names = [net.input(n, "float32", s) for n, s in shapes.items()]
+    names += [net.input(n, "int32", (5,)) for n in ("cu_q", "cu_k")]
+    graph = net.build(net.op("fusionreg::VarlenAttentionGrad", *names, is_causal=causal, outputs=3))
+    given = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    given |= {"cu_q": np.array([1, 4, 4, 6, 8], np.int32), "cu_k": np.array([2, 7, 8, 5, 11], np.int32)}
+    want = evaluate(graph, given, ops=OPS)
+    got = torch_module(graph, OPS)(*(torch.from_numpy(given[n]) for n in graph.inputs))
+    for x, name in zip(got, graph.outputs, strict=True):
+        assert np.abs(want[name]).max() > 0.1
+        np.testing.assert_allclose(x, want[name], rtol=1e-5, atol=1e-6)
