@@ -274,6 +274,16 @@ def test_policy_off(compiled: Any, reports: Any) -> None:
         ({"device": "tpu"}, ArgumentError, "cuda"),
         ({"inner_options": 3}, ArgumentError, "mapping"),
         ({"mode": "max-autotun"}, UnknownNameError, "max-autotune-no-cudagraphs"),
+        ({"mode": 3}, UnknownNameError, "mode of torch.compile"),
+        ({"policy": ["off"]}, UnknownNameError, "policy"),
+        ({"report": 3}, ArgumentError, "report 3 — a function"),
+        ({"registry": "moe"}, ArgumentError, "load_registry"),
+        ({"explain": "no"}, ArgumentError, "explain 'no' — True or False"),
+        ({"cuda_graph": 1}, ArgumentError, "True or False"),
+        ({"strict": None}, ArgumentError, "True or False"),
+        ({"measure": "5"}, ArgumentError, "seconds"),
+        ({"measure": float("nan")}, ArgumentError, "seconds"),
+        ({"inner": "eager", "mode": "max-autotune"}, ArgumentError, "Inductor"),
     ],
 )
 def test_wrong_options(options: Any, error: type[Exception], words: str) -> None:

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import fusionreg
+from fusionreg.core.errors import ArgumentError
 
 from .. import operators
 from .calls import boxed
@@ -52,7 +53,16 @@ def tuned(options: Options, mode: str | None) -> bool:
 
 
 def _settings(options: Options, mode: str | None) -> dict[str, Any]:
-    return dict(torch._TorchCompileInductorWrapper(mode, dict(options.inner_options), None).config)
+    """What Inductor is asked to set.
+
+    Raises: :class:`ArgumentError` for options that it has not, and values of other types than it takes.
+    """
+    try:
+        return dict(torch._TorchCompileInductorWrapper(mode, dict(options.inner_options), None).config)
+    except (AttributeError, RuntimeError) as error:
+        found = f"inner_options {dict(options.inner_options)!r}: {str(error).partition(', known options')[0]}"
+        expected = "names and types of torch._inductor.config"
+        raise ArgumentError("cannot compile", "backend fusionreg", found, expected) from error
 
 
 def inductor(

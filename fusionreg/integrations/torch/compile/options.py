@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -73,23 +73,34 @@ class Options:
             if name not in names:
                 raise UnknownNameError.among("option of backend fusionreg", name, names)
         made = cls(**given)
-        if made.policy not in get_args(Policy):
-            raise UnknownNameError.among("policy", made.policy, get_args(Policy))
-        if made.inner not in INNER:
-            raise UnknownNameError.among("inner backend", made.inner, INNER)
-        if made.mode:
-            modes = ("default", *_modes())
-            if made.mode not in modes:
-                raise UnknownNameError.among("mode of torch.compile", made.mode, modes)
-        if made.device not in ("cuda", "sim"):
-            raise ArgumentError("cannot compile", "backend fusionreg", f"device {made.device!r}", "'cuda' or 'sim'")
-        if not isinstance(made.measure, bool | int | float) or made.measure < 0:
-            found = f"measure {made.measure!r}"
-            raise ArgumentError("cannot compile", "backend fusionreg", found, "a bool, or seconds")
-        if not isinstance(made.inner_options, Mapping):
-            found = type(made.inner_options).__name__
-            raise ArgumentError("cannot compile", "backend fusionreg", f"inner_options of type {found}", "a mapping")
+        for kind, name, known in made._names():
+            if name not in known:
+                raise UnknownNameError.among(kind, name, known)
+        for name, holds, expected in made._demands():
+            if not holds:
+                raise ArgumentError("cannot compile", "backend fusionreg", f"{name} {given[name]!r}", expected)
         return made
+
+    def _names(self) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+        """What must be one of few: kind, name, which there are."""
+        yield "policy", self.policy, get_args(Policy)
+        yield "inner backend", self.inner, INNER
+        if self.mode is not None:
+            yield "mode of torch.compile", self.mode, ("default", *_modes())
+
+    def _demands(self) -> Iterator[tuple[str, bool, str]]:
+        """What else must hold: option, whether it does, what is expected."""
+        from fusionreg.api import Registry
+
+        yield "device", self.device in ("cuda", "sim"), "'cuda' or 'sim'"
+        for name in ("cuda_graph", "explain", "strict"):
+            yield name, isinstance(getattr(self, name), bool), "True or False"
+        yield "measure", isinstance(self.measure, bool | int | float) and self.measure >= 0, "a bool, or seconds"
+        yield "report", self.report is None or callable(self.report), "a function of a Report"
+        yield "registry", self.registry is None or isinstance(self.registry, Registry), "what load_registry() returns"
+        yield "inner_options", isinstance(self.inner_options, Mapping), "a mapping"
+        for name in ("inner_options", "mode") if self.inner == "eager" else ():
+            yield name, not getattr(self, name), "none beside inner 'eager': they are of Inductor"
 
 
 def _modes() -> tuple[str, ...]:
