@@ -139,8 +139,9 @@ def test_modes_have_graphs_of_their_own(device):
 
 
 def test_pools_refuse(device):
-    with pytest.raises(ArgumentError, match="limit 0 — at least 1"):
-        fusionreg.GraphPool(0)
+    for limit in (0, "8"):
+        with pytest.raises(ArgumentError, match=f"limit {limit!r} — a number, at least 1"):
+            fusionreg.GraphPool(limit)
     with pytest.raises(ArgumentError, match="pool beside shapes"):
         fusionreg.capture(torch.neg, X, shapes=fusionreg.GraphPool(), pool="handle", devices=FakeDevices(device))
     run, pool = shaped(device, torch.neg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 import threading
 
 import pytest
@@ -211,8 +212,18 @@ def test_devices_and_kinds_of_tensor(capture):
         capture(torch.neg, torch.eye(4).to_sparse())
     with pytest.raises(ArgumentError, match="lazy conjugate"):
         capture(torch.neg, torch.ones(2, dtype=torch.complex64).conj())
-    with pytest.raises(ArgumentError, match="warmup -1"):
-        capture(torch.neg, ramp(4), warmup=-1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"warmup": -1}, {"warmup": "3"}, {"kwargs": [1]}, {"shapes": 3}, {"generators": 3}, {"generators": ["cuda"]}],
+)
+def test_wrong_options(capture, wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ArgumentError, match=re.escape(f".neg: {name} {value!r} — ")):
+        capture(torch.neg, ramp(4), **wrong)
+    with pytest.raises(ArgumentError, match="a NoneType — a function"):
+        capture(None, ramp(4))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so it is not refused")

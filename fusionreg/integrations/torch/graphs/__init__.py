@@ -72,8 +72,15 @@ def capture(
         LaunchError: the function did what a graph cannot hold. The stream is usable again.
     """
     whom = name_of(function)
-    if warmup < 0:
-        raise ArgumentError("cannot capture", whom, f"warmup {warmup}", "0 or more calls")
+    for holds, found, expected in (
+        (callable(function), f"a {whom}", "a function"),
+        (isinstance(kwargs, Mapping), f"kwargs {kwargs!r}", "a mapping"),
+        (isinstance(warmup, int) and warmup >= 0, f"warmup {warmup!r}", "0 or more calls"),
+        (shapes is None or isinstance(shapes, GraphPool), f"shapes {shapes!r}", "a GraphPool"),
+        (_generators(generators), f"generators {generators!r}", "a sequence of torch.Generator"),
+    ):
+        if not holds:
+            raise ArgumentError("cannot capture", whom, found, expected)
     structure, leaves = flatten(example, kwargs)
     if shapes is not None:
         if pool is not None:
@@ -88,6 +95,12 @@ def capture(
         function, structure, leaves, devices(index_of(leaves, whom)), stays=staying(leaves), pool=handle, order=order,
         warmup=warmup, clone=clone, generators=tuple(generators),
     )  # fmt: skip
+
+
+def _generators(given: Any) -> bool:
+    from torch import Generator
+
+    return isinstance(given, Sequence) and all(isinstance(g, Generator) for g in given)
 
 
 __all__ = ["Captured", "GraphPool", "GraphReport", "Graphed", "PoolReport", "Shaped", "capture", "graphed"]

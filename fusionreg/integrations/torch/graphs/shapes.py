@@ -30,8 +30,8 @@ class GraphPool:
     """
 
     def __init__(self, limit: int = 8) -> None:
-        if limit < 1:
-            raise ArgumentError("cannot make", "a pool of graphs", f"limit {limit}", "at least 1")
+        if not isinstance(limit, int) or limit < 1:
+            raise ArgumentError("cannot make", "a pool of graphs", f"limit {limit!r}", "a number, at least 1")
         self.limit = limit
         self.order = Order()
         self._graphs: OrderedDict[Any, tuple[str, Captured]] = OrderedDict()
