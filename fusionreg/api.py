@@ -110,6 +110,10 @@ class Registry(Mapping[str, FusionEntry]):
     def __repr__(self) -> str:
         return f"<Registry: {len(self)} fusions of {len(self.catalog.plugins)} plugins>"
 
+    def __deepcopy__(self, memo: Any) -> Registry:
+        """Itself: compiled modules are copied, and hold it among their options."""
+        return self
+
     @property
     def plugins(self) -> tuple[Any, ...]:
         """Plugins that loaded."""

@@ -38,6 +38,16 @@ def test_checkpointed_blocks_are_fused_inside_and_draw_their_mask_again(compiled
         same(a, b)
 
 
+def test_a_checkpoint_around_the_compiled_call_saves_what_it_computes_again(compiled: Any, reports: Any) -> None:
+    """It counts, and the first call compiles, which saves nothing for anybody."""
+    x, w = torch.randn(4, 16, requires_grad=True), torch.rand(16, requires_grad=True)
+    f = lambda x, w: F.layer_norm(F.gelu(x), (16,), w)  # noqa: E731
+    mine = torch.autograd.grad(checkpoint(compiled(f), x, w, use_reentrant=False).sin().sum(), (x, w))
+    assert fused(reports)
+    for a, b in zip(mine, torch.autograd.grad(f(x, w).sin().sum(), (x, w)), strict=True):
+        same(a, b)
+
+
 def test_a_mask_of_torch_is_drawn_again_for_what_is_fused_around_it(compiled: Any, reports: Any) -> None:
     def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(F.dropout(x * w + 1.0, 0.5, True)) * 2.0 + x

@@ -293,6 +293,15 @@ def test_wrong_options(options: Any, error: type[Exception], words: str) -> None
         Options.parse(options)
 
 
+def test_a_compiled_module_can_be_copied(compiled: Any) -> None:
+    module, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    step = compiled(module)
+    other = copy.deepcopy(step)
+    torch.nn.init.ones_(module.weight)
+    same(step(x), module(x))
+    assert other.weight is not module.weight and not torch.allclose(other(x), step(x))
+
+
 def test_the_backend_is_found_by_name() -> None:
     assert "fusionreg" in torch._dynamo.list_backends(exclude_tags=None)
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -33,10 +34,13 @@ def to_aten(module: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.Gra
 
 @contextmanager
 def _leaving_no_trace(values: Sequence[Any]) -> Iterator[None]:
-    """Dynamo has asked all that this asks again: neither guards nor symbols of the second trace are of use to it."""
+    """Dynamo has asked all that this asks again: neither guards nor symbols of the second trace are of use to it. Nor
+    are hooks that pack what autograd saves called: a checkpoint around the compiled call counts what they are given.
+    """
     modes = (v.fake_mode for v in values if hasattr(v, "fake_mode"))
     environment = next((m.shape_env for m in modes if m.shape_env is not None), None)
     with ExitStack() as stack:
+        stack.enter_context(_disable_saved_tensors_hooks_during_tracing())
         if environment is not None:
             stack.enter_context(environment.suppress_guards())
             stack.enter_context(environment.ignore_fresh_unbacked_symbols())
