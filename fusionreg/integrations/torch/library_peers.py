@@ -1,5 +1,6 @@
 """Bare library kernels for part of a graph: cuBLAS products, cuBLASLt epilogues, convolutions of cuDNN, normalisations
-of cuDNN, Liger and QuACK, gradients of attention of cuDNN and FlashAttention.
+of cuDNN, Liger and QuACK, gradients of attention of cuDNN and FlashAttention, attention of sequences one behind the
+other.
 
 Most compute less than the fusion does. They are anchors: how fast the hard part alone is in a library's hands.
 """
@@ -19,7 +20,7 @@ from fusionreg.core.ir import Graph, Node
 from fusionreg.core.ops import Vocabulary
 from fusionreg.core.rewrite import extract
 
-from .library_attention import gradients
+from .library_attention import gradients, of_sequences
 from .schemas import torch_dtype
 
 
@@ -42,6 +43,13 @@ class LibraryPeer:
     exact: Callable[..., tuple[Any, ...]] = field(repr=False)
 
 
+_ATTENTION = {
+    "fusionreg::AttentionGrad": gradients,
+    "fusionreg::VarlenAttention": of_sequences,
+    "fusionreg::VarlenAttentionGrad": of_sequences,
+}
+
+
 def library_peers(graph: Graph, ops: Vocabulary) -> tuple[LibraryPeer, ...]:
     """Those that fit ``graph``; a library that is not installed has none."""
     products = [n for n in graph.nodes if n.op == "MatMul"]
@@ -59,9 +67,9 @@ def library_peers(graph: Graph, ops: Vocabulary) -> tuple[LibraryPeer, ...]:
             found.append(_cudnn_batch_norm(graph, node, ops))
         if node.op == "Conv":
             found.append(_cudnn_convolution(graph, node, ops))
-        if node.op == "fusionreg::AttentionGrad":
+        if calls := _ATTENTION.get(node.op):
             exact = _exactly(graph, node, ops)
-            found += [LibraryPeer(name, "", tuple(node.inputs), call, exact) for name, call in gradients(graph, node)]
+            found += [LibraryPeer(name, "", tuple(node.inputs), call, exact) for name, call in calls(graph, node)]
     return tuple(p for p in found if p is not None)
 
 

@@ -1,8 +1,9 @@
-"""Competitors of our gradients of attention: torch's own backends."""
+"""Competitors of our attention: torch's own backends."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import graphs as kit
 import pytest
@@ -47,3 +48,50 @@ def test_backends_of_torch_compute_gradients_of_attention(monkeypatch) -> None:
 def test_backends_of_torch_are_not_asked_for_more(monkeypatch, masks, given) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert library_peers(gradient_of_attention(*masks, **given), OPS) == ()
+
+
+def of_sequences(outputs: int):
+    """Sequences of 4 and 2 tokens, forward (``outputs`` 1 or 2) or backward (3)."""
+    net = kit.Net()
+    q, k, v = (net.input(n, "bfloat16", (6, h, 8)) for n, h in (("q", 4), ("k", 2), ("v", 2)))
+    around = [net.input(n, "bfloat16", (6, 4, 8)) for n in ("dy", "y")] if outputs == 3 else []
+    lse = [net.input("lse", "float32", (4, 6))] if outputs == 3 else []
+    edges = [net.input(n, "int32", (3,)) for n in ("cu_q", "cu_k")]
+    op = f"fusionreg::VarlenAttention{'Grad' if outputs == 3 else ''}"
+    found = net.op(op, *around[:1], q, k, v, *around[1:], *lse, *edges, outputs=outputs, is_causal=1)
+    return net.build([found] if outputs == 1 else found)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_torch_attends_within_sequences_forward_and_backward(monkeypatch, outputs) -> None:
+    """The lengths of sequences are read once for each set of arrays, and gradients have one forward pass."""
+    asked = []
+
+    def attend(q, k, v, cu_q, cu_k, longest_q, longest_k, **given):
+        asked.append((longest_q, longest_k, given))
+        parts = [
+            torch.nn.functional.scaled_dot_product_attention(
+                *(x[a:b].transpose(0, 1) for x in (q, k, v)), is_causal=True, enable_gqa=True
+            ).transpose(0, 1)
+            for a, b in itertools.pairwise(cu_q.tolist())
+        ]
+        return torch.cat(parts)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(library_attention.varlen, "varlen_attn", attend)
+    (peer,) = library_peers(of_sequences(outputs), OPS)
+    assert (peer.name, peer.computes) == ("flash", "")
+    q, k, v, dy = (torch.randn(6, h, 8) for h in (4, 2, 2, 4))
+    edges = torch.tensor([0, 4, 6], dtype=torch.int32)
+    around = (dy, q, k, v, None, None) if outputs == 3 else (q, k, v)
+    for _ in range(2):
+        found = peer.call(*around, edges, edges)
+    lse = {"return_aux": library_attention.varlen.AuxRequest(lse=True)} if outputs == 2 else {}
+    given = {"window_size": (-1, 0), "scale": None, "enable_gqa": True, **lse}
+    assert asked == [(4, 4, given)] * (1 if outputs == 3 else 2)
+    (*wanted,) = peer.exact(*around, edges, edges) if outputs < 3 else ()
+    if outputs == 3:
+        leaves = [x.double().requires_grad_() for x in (q, k, v)]
+        wanted = torch.autograd.grad(attend(*leaves, edges, edges, 4, 4), leaves, dy.double())
+    for got, want in zip(found if outputs == 3 else (found,), wanted, strict=outputs != 2):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
