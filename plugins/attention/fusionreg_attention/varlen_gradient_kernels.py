@@ -72,7 +72,6 @@ def varlen_gradient_kernels() -> tuple[KernelSpec, ...]:
         ),
         _changed(
             plain,
-            pending="sums where y is nearly one key's v are more exact, not proven yet",
             constants={"MASK_FORM": "-1", "VARLEN": "2"},
             grid="ceildiv(H * Q + G * K, 4)",
             estimate=f"8e-6 + {_PAIRS} * (4 * D + 5 * E) / 2e12",
