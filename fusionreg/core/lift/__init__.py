@@ -15,6 +15,7 @@ from .engine import Compiled, Rule, compile_rules, relevant, run
 from .expert_loops import lift_loops
 from .lengths import lift_lengths
 from .merging import merge_indices
+from .packed import lift_packed
 from .routers import lift_routers
 from .rules import EARLY, LATE, RULES
 from .site import Site
@@ -41,7 +42,7 @@ def lift(
         lifted = _rewritten(eliminate_dead(fold_constants(graph, ops)), RULES, ops, log)
         lifted = eliminate_dead(lift_adapters(lift_routers(lift_loops(lifted, ops, log), ops, log), ops, log))
         if lifted.nodes == graph.nodes:
-            late = _rewritten(lifted, LATE, ops, log)
+            late = _rewritten(lift_packed(lifted, ops, log), LATE, ops, log)
             late = _rewritten(late, DIFFERENTIATED, ops, log) if differentiated else lift_lengths(late, ops, log)
             return eliminate_dead(merge_indices(late))
         graph = lifted

@@ -10,8 +10,10 @@ it through.
 Where heads were put into the batch, as products of three axes take them, or there is one alone, each is a batch of one
 head.
 
-Of what is ``Attention`` already, constant masks that are triangles or bands become positions (``is_causal``, windows;
-one where the last query sees the last key), and heads of k and v that are repeated for those of q become heads that are
+Of what is ``Attention`` already, a number that q is scaled by in front of it, before or behind its heads, becomes part
+of the scale, and heads that were put into the batch come out of it again. Constant masks that are triangles or bands
+become positions (``is_causal``, windows; one where the last query sees the last key), and heads of k and v that are
+repeated for those of q become heads that are
 shared.
 """
 
@@ -225,6 +227,35 @@ def _one_number(site: Site) -> bool:
     return fits and not site.graph.is_constant(site.name("c"))
 
 
+def _rescaled(site: Site) -> Mapping[str, Any] | None:
+    """The scale of scores with that of q."""
+    number, shape, before = site.number("c", like="n"), site.shape("q"), site.attribute("scale")
+    if number is None or not isfinite(number) or number <= 0.0 or shape is None or not isinstance(shape[-1], int):
+        return None
+    width = site.shape("k")
+    if width is None or not isinstance(width[-1], int):
+        return None
+    usual = 1.0 / sqrt(width[-1])
+    scale = number * (usual if before is None else before)
+    rounding = max(1e-6, 1.05 * 2.0 ** -dtype(site.value("q").dtype).mantissa)
+    return {"scale": None if abs(scale / usual - 1.0) <= rounding else scale}
+
+
+def _in_a_batch(site: Site) -> Mapping[str, Any] | None:
+    """q, k and v are [B H S D], each reshaped to [B·H S D]; and what the result is reshaped to."""
+    import numpy as np
+
+    wide = [site.shape(n) for n in "qkv"]
+    flat = [site.shape(f"{n}f") for n in "qkv"]
+    y = site.shape("y")
+    for w, f in zip(wide, flat, strict=True):
+        if w is None or f is None or len(w) != 4 or len(f) != 3 or w[2:] != f[1:] or w[:2] != (wide[0] or ())[:2]:
+            return None
+    if y is None or 0 in y[1:] or not all(isinstance(d, int) for d in y[1:]):
+        return None
+    return {"target": np.asarray((-1, *y[1:]), np.int64)}
+
+
 def _derive(transposed: int, cast: bool, rank: int = 4, runtime: bool = False) -> Any:
     def derive(site: Site) -> Mapping[str, Any] | None:
         if site.attribute("transB") != transposed or not _axes(site, rank):
@@ -305,7 +336,23 @@ def _rules() -> Iterator[Rule]:
         f"y = Attention(q, k, v, {_ATTRIBUTES})",
         derive=_positions,
     )
+    yield Rule(
+        "attention_in_a_batch",
+        "qf = Reshape(q, qs)\nkf = Reshape(k, ks)\nvf = Reshape(v, vs)\n"
+        "a = Attention(Unsqueeze(qf, (1,)), Unsqueeze(kf, (1,)), Unsqueeze(vf, (1,)), "
+        f"{_ATTRIBUTES})\ny = Squeeze(a, (1,))",
+        f"y = Reshape(Attention(q, k, v, {_ATTRIBUTES}), target)",
+        derive=_in_a_batch,
+    )
     for more in ("", ", mask"):
+        for heads in ("{}", "Transpose(Reshape({}, qs), perm=perm)"):
+            yield Rule(
+                "attention_scaled",
+                f"n = Mul(q, c)\ny = Attention({heads.format('n')}, k, v{more}, {_ATTRIBUTES})",
+                f"y = Attention({heads.format('q')}, k, v{more}, {_ATTRIBUTES})",
+                (floats("q", "c"),),
+                _rescaled,
+            )
         repeat = "{0}e = Expand(Unsqueeze({0}, (2,)), {0}shape)\n{0}r = Reshape({0}e, {0}flat)\n"
         yield Rule(
             "attention_groups",

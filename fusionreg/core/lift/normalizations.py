@@ -84,8 +84,17 @@ def _layer_norm() -> Iterator[Rule]:
 
 
 def _rms_norm() -> Iterator[Rule]:
-    for square in ("Pow(x, 2.0)", "Mul(x, x)"):
-        yield from _core("rms_norm", "RMSNormalization", f"v = ReduceMean({square}, axes)", "x")
+    for square in ("Pow({0}, 2.0)", "Mul({0}, {0})"):
+        yield from _core("rms_norm", "RMSNormalization", f"v = ReduceMean({square.format('x')}, axes)", "x")
+        for inverse in _INVERSE:  # x is cast for its squares, and once more for the product with the inverse
+            yield Rule(
+                "rms_norm_of_a_cast",
+                'c = Cast(z, to="float32")\nx = Cast(z, to="float32")\n'
+                f"v = ReduceMean({square.format('c')}, axes)\n{_ROOT}{inverse}\ny = Mul(x, r)",
+                'y = RMSNormalization(Cast(z, to="float32"), ones, axis=axis, epsilon=epsilon)',
+                (floats("x"),),
+                _statistics,
+            )
 
 
 def _same_as_computed(site: Site) -> bool:
@@ -170,6 +179,27 @@ def _per_channel(name: str) -> Condition:
 
     return holds
 
+
+def _heads_behind(site: Site) -> bool:
+    """Of heads that a Transpose has put in front of tokens: the last axis is the same one before it."""
+    producer = site.graph.producers.get(site.name("x"))
+    split = site.attribute("perm") == (0, 2, 1, 3) and producer is not None and producer.op in ("Reshape", "Split")
+    return split and site.rank("x") == 4 and site.attribute("axis") in (-1, 3)
+
+
+#: Rows that are normalised are the same before heads are put in front of tokens and after it; fusions have it before.
+HEADS: tuple[Rule, ...] = tuple(
+    Rule(
+        "norm_of_heads",
+        f"y = {norm.format('Transpose(x, perm=perm)')}",
+        f"y = Transpose({norm.format('x')}, perm=perm)",
+        (_heads_behind,),
+    )
+    for norm in (
+        "RMSNormalization({}, gamma, axis=axis, epsilon=epsilon)",
+        'Cast(RMSNormalization(Cast({}, to="float32"), gamma, axis=axis, epsilon=epsilon), to=kind)',
+    )
+)
 
 _GROUP = "num_groups=groups, epsilon=epsilon)"
 

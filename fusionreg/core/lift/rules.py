@@ -40,5 +40,5 @@ RULES: tuple[Rule, ...] = (
 )
 """Every rule that makes a larger operator of smaller ones."""
 
-LATE: tuple[Rule, ...] = (*masking.RULES, *products.COLUMNS, *tidying.LATE)
+LATE: tuple[Rule, ...] = (*masking.RULES, *normalizations.HEADS, *products.COLUMNS, *tidying.LATE)
 """Run once none of those fits any more: what these make of a mask, or of a product, no larger operator can take in."""

@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fusionreg.core.spec import KernelSpec, TensorMap
 
-#: Weights of q, k and v: one each, or one for all; or one each, and a rotary embedding of q and k.
-Kind = Literal["three", "packed", "rotary"]
+
+class Kind(NamedTuple):
+    """What a fusion has between x and the heads of attention.
+
+    Attributes:
+        packed: one weight for q, k and v, whose columns follow each other in that order; else one each.
+        groups: k and v may have fewer heads than q.
+        norms: whether heads of q and k are RMS normalised.
+        rotary: a rotary embedding of q and k.
+        wide: scales of norms are float32, whatever the heads are.
+    """
+
+    packed: bool = False
+    groups: bool = True
+    norms: Literal["never", "maybe", "always"] = "never"
+    rotary: bool = False
+    wide: bool = False
+
+    @property
+    def normed(self) -> str:
+        """Whether a problem has norms, as expressions say it."""
+        return {"never": "0", "maybe": "1 if present(gq) else 0", "always": "1"}[self.norms]
+
+    @property
+    def width(self) -> str:
+        """Of a head."""
+        if not self.packed:
+            return "N // H"
+        return "N // (H + 2 * G)" if self.groups else "N // (3 * H)"
+
+    @property
+    def merged(self) -> str:
+        """Columns of all heads of q."""
+        if not self.packed:
+            return "N"
+        return f"{self.width} * H" if self.groups else "N // 3"
 
 
 def _constants(kind: Kind) -> dict[str, str]:
-    rotary = kind == "rotary"
     return {
-        "PACKED": str(int(kind == "packed")),
-        "ROTARY": str(int(rotary)),
-        "NORMED": "1 if present(gq) else 0" if rotary else "0",
-        "BATCHED": "1 if rank(cos) == 4 and form(cos) == 1 else 0" if rotary else "0",
-        **{f"BIAS_{n.upper()}": f"1 if present({'b' if kind == 'packed' else f'b{n}'}) else 0" for n in "qkv"},
+        "PACKED": str(int(kind.packed)),
+        **({"GROUPED": "1"} if kind.packed and kind.groups else {}),
+        **({"WIDE_SCALES": "1"} if kind.wide else {}),
+        "ROTARY": str(int(kind.rotary)),
+        "NORMED": kind.normed,
+        "BATCHED": "1 if rank(cos) == 4 and form(cos) == 1 else 0" if kind.rotary else "0",
+        **{f"BIAS_{n.upper()}": f"1 if present({'b' if kind.packed else f'b{n}'}) else 0" for n in "qkv"},
     }
 
 
-def _fused(kind: Kind) -> KernelSpec:
-    packed = kind == "packed"
+def _fused(kind: Kind, pending: str) -> KernelSpec:
+    packed, width = kind.packed, kind.width
     columns = "N" if packed else "(N + 2 * J)"
-    width = "N // (3 * H)" if packed else "N // H"
     tiles = "ceildiv(N, 64)" if packed else "ceildiv(N, 64) + 2 * ceildiv(J, 64)"
     return KernelSpec(
         name="fused",
@@ -32,6 +66,7 @@ def _fused(kind: Kind) -> KernelSpec:
         summary="one cooperative launch: projections into the workspace, a barrier over the grid, then attention",
         targets=("sm_90a", "sm_100f"),
         rounding="per_op",
+        pending=pending,
         requires=(
             'T in ("float16", "bfloat16")',
             f"{width} in (16, 32, 64, 128)",
@@ -54,15 +89,15 @@ def _fused(kind: Kind) -> KernelSpec:
         shared_memory="max(40960, 640 * (D + 8))",
         workspace=f"max(B * S, 1) * {columns} * 2",
         estimate=f"1.1e-5 + ceildiv(ceildiv(B * S, 64) * ({tiles}), 2 * multiprocessors) * ceildiv(C, 64) * 1.1e-6"
-        f" + B * S * S * {'N // 3' if packed else 'N'} * 4 / 1.5e14",
+        f" + B * S * S * {kind.merged} * 4 / 1.5e14",
     )
 
 
-def _wgmma(kind: Kind, masked: bool) -> KernelSpec:
-    packed, rotary = kind == "packed", kind == "rotary"
+def _wgmma(kind: Kind, masked: bool, pending: str) -> KernelSpec:
+    packed, rotary, width = kind.packed, kind.rotary, kind.width
     columns = "N" if packed else "(N + 2 * J)"
-    width = "N // (3 * H)" if packed else "N // H"
     weights = {"w": "N"} if packed else {"wq": "N", "wk": "J", "wv": "U"}
+    whole = " and present(gq)" if kind.norms == "maybe" else ""
     box = "32 if D == 128 else 64" if rotary else "64"  # columns of weights that a copy brings
     parts = "B * ceildiv(S, BK) * (BK // 64)"
     tiles = f"ceildiv({parts}, CONSUMERS) * ceildiv({columns}, 64 * PIECES)"
@@ -74,6 +109,7 @@ def _wgmma(kind: Kind, masked: bool) -> KernelSpec:
         else "wgmma fed by TMA, one cooperative launch: what the projections write is what attention's copies read",
         targets="sm_90a",
         rounding="per_op",
+        pending=pending,
         requires=(
             'T in ("float16", "bfloat16")',
             "present(mask)" if masked else "not present(mask)",
@@ -89,7 +125,7 @@ def _wgmma(kind: Kind, masked: bool) -> KernelSpec:
             **({"MASK_FORM": "form(mask)"} if masked else {}),
             "CONSUMERS": "2" if masked else "3",
             # columns of a tile of the projection, by 64: whole heads, where these are normalised
-            "PIECES": "2 if D == 128 and present(gq) else 3" if rotary else "3",
+            "PIECES": "3" if kind.norms == "never" else f"2 if D == 128{whole} else 3",
             "STAGES": "4",
             "BK": "64 if D == 128 else 128",
             "ROOM": "max((STAGES * (CONSUMERS + PIECES) + CONSUMERS) * 8192, (256 * CONSUMERS + 8 * BK) * D)",
@@ -115,11 +151,11 @@ def _wgmma(kind: Kind, masked: bool) -> KernelSpec:
         workspace=f"max(1, {parts}) * {columns} * 128",
         estimate="1.2e-5 + ceildiv(C, 64) * 8e-7"
         f" * ceildiv(ceildiv(B * S, {128 if masked else 192}) * ceildiv({columns}, 192), multiprocessors)"
-        f" + B * S * S * {'N // 3' if packed else 'N'} * 4 / {'3e14' if masked else '6.5e14'}"
+        f" + B * S * S * {kind.merged} * 4 / {'3e14' if masked else '6.5e14'}"
         " * (0.6 if is_causal else 1)",
     )  # fmt: skip
 
 
-def kernels(kind: Kind) -> tuple[KernelSpec, ...]:
-    """All of them."""
-    return _wgmma(kind, masked=False), _wgmma(kind, masked=True), _fused(kind)
+def kernels(kind: Kind, pending: str = "") -> tuple[KernelSpec, ...]:
+    """All of them; ``pending``: why dispatch does not choose them on a GPU."""
+    return _wgmma(kind, False, pending), _wgmma(kind, True, pending), _fused(kind, pending)
