@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -89,6 +90,23 @@ def test_constants_are_exact_in_exact_mode_and_shared_between_calls() -> None:
     first = dict(run._constants)
     run.run({"x": x})
     assert all(run._constants[k] is v for k, v in first.items()) and len(first) == 1
+
+
+def test_constants_go_to_devices_that_have_no_hash() -> None:
+    """CuPy's have none."""
+
+    class Device:
+        __hash__ = None  # type: ignore[assignment]
+
+    b = GraphBuilder("g")
+    b.constant("c", np.ones(2, "float32"), "float32")
+    b.input("x", "float32", (2,))
+    b.node("Add", ["x", "c"], [Value("y", "float32", (2,))])
+    graph = b.build(["y"])
+    evaluator = Evaluator(graph, ops=default_vocabulary())
+    there = replace(backend_of(np.ones(1)), device=Device())
+    first = evaluator.constant(graph, "c", there, on_device=True)
+    assert evaluator.constant(graph, "c", there, on_device=True) is first
 
 
 def test_a_constant_may_be_overridden_only_where_the_graph_says_so() -> None:

@@ -150,7 +150,7 @@ class Evaluator:
         convert = self.mode == "exact" and row.kind == "f"
         if not on_device and not convert:
             return array
-        key = (backend.device if on_device else None, id(graph), name)
+        key = (str(backend.device) if on_device else "", id(graph), name)  # CuPy gives its devices no hash
         found = self._constants.get(key)
         if found is None:
             found = array.astype("float64") if convert else array
