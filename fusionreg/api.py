@@ -259,7 +259,7 @@ class Registry(Mapping[str, FusionEntry]):
         """
         opened = None if isinstance(model, Graph) else self._open(model, example)
         graph = model if opened is None else opened.graph
-        maps = channels_last(graph, self.catalog.ops) if strides is None and opened and not opened.ordered else None
+        maps = channels_last(graph, self.catalog.ops, opened.strides) if strides is None and opened else None
         strides = strides or (opened and opened.laid)
         found = (self._find(graph) if matches is None else matches).matches
         found = (*found, *self._shared(graph, found, policy))

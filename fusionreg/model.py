@@ -124,12 +124,14 @@ class FusedModel:
     def _run(
         self, evaluator: Evaluator, args: tuple[Any, ...], named: Mapping[str, Any], trace: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """With maps moved as the plan has it; results are row by row then."""
+        """With maps moved as the plan has it; results are row by row then, where those were so that it got."""
         inputs = self._bind(args, named)
         if not self.plan.moved:
             return evaluator.run(inputs, trace)
         maps = {n: x for n in self.plan.moved if len(getattr(x := inputs.get(n), "shape", ())) == len(LAST)}
         found = evaluator.run(inputs | {n: backend_of(x).ordered(x, LAST) for n, x in maps.items()}, trace)
+        if not maps:
+            return found
         return {n: backend_of(x).ordered(x, tuple(range(len(x.shape)))) for n, x in found.items()}
 
     def unfused(self, *args: Any, mode: Mode = "step", **named: Any) -> dict[str, Any]:

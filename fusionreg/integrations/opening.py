@@ -54,11 +54,6 @@ class Opened:
     saver: Callable[[Any, Any], None] | None = None
     strides: Mapping[str, tuple[int, ...]] = EMPTY
 
-    @property
-    def ordered(self) -> bool:
-        """Whether it is known of any map how its channels lie."""
-        return any(len(strides) == 4 for strides in self.strides.values())
-
     def laid(self, match: Match) -> Mapping[str, tuple[int, ...]]:
         """Those of a match's operands that are known to lie otherwise than row by row."""
         return {tensor: self.strides[name] for tensor, name in match.inputs.items() if name in self.strides}

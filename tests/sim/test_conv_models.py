@@ -238,7 +238,39 @@ def test_a_layer_of_a_detector_is_taken(fusions):
     assert [match.base for match in plan.chosen] == ["conv.conv_bn"]
 
 
-def chain(layers: int, images: int, channels: int, extent: int) -> object:
+@pytest.mark.parametrize(
+    ("images", "c", "k", "extent", "act", "taken"),
+    [
+        (32, 256, 128, 56, nn.ReLU, "conv.conv_bn_relu"),  # what was measured behind it is of half the channels
+        (8, 64, 32, 160, nn.SiLU, "conv.conv_bn"),  # a convolution with as many bytes was, with nothing behind it
+    ],
+    ids=["relu", "silu"],
+)
+def test_an_activation_is_not_left_behind(fusions, images, c, k, extent, act, taken):
+    """One convolution without it measured at the like better than one with it at the like: it is the same kernel."""
+    module = nn.Sequential(nn.Conv2d(c, k, 1), act()).half().to(memory_format=torch.channels_last)
+    x = torch.empty(images, c, extent, extent, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+    plan = fusions.plan(module, x, policy="balanced")
+    assert [(match.base or match.fusion, len(match.nodes)) for match in plan.chosen] == [(taken, 2)]
+
+
+def test_filters_alone_are_moved(fusions):
+    """The caller's maps have channels last, the module's filters do not: results lie as the module's do."""
+    module = trained(Block(64, 64, act=nn.ReLU())).half()
+    x = torch.empty(32, 64, 56, 56, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+    plan = fusions.plan(module, x, policy="balanced")
+    assert [m.fusion for m in plan.chosen] == ["conv.conv_bn_relu"] and plan.moved == ("conv.weight",)
+    small = torch.randn(1, 64, 3, 4).half().contiguous(memory_format=torch.channels_last)
+    moving = replace(fusions.plan(module, small, policy="aggressive"), moved=plan.moved)
+    fused = fusions.fuse(module, small, plan=moving)
+    assert fused.model.graph.constants["conv.weight"].strides[1] == 2
+    with torch.no_grad():
+        got, want = fused(small), module.float()(small.float())
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
+
+
+def chain(layers: int, images: int | str, channels: int, extent: int) -> object:
     """Convolutions with normalisation and ReLU in half precision, as exporters write them: maps lie row by row."""
     rng, nodes, constants = np.random.default_rng(2), [], {}
     for i in range(layers):
@@ -254,9 +286,10 @@ def chain(layers: int, images: int, channels: int, extent: int) -> object:
     return onnx_models.model(nodes, {"x": shape}, {f"y{layers - 1}": shape}, constants, opset=15)
 
 
-def test_maps_are_moved_where_that_saves(fusions):
-    """Channels last from the model's input to its output."""
-    plan = fusions.plan(chain(4, 32, 64, 56), policy="balanced")
+@pytest.mark.parametrize("images", [32, "N"])
+def test_maps_are_moved_where_that_saves(fusions, images):
+    """Channels last from the model's input to its output; also where how many images there are is the caller's."""
+    plan = fusions.plan(chain(4, images, 64, 56), policy="balanced")
     assert plan.moved == ("x", "w0", "w1", "w2", "w3") and "moved to channels last: x, w0" in str(plan)
     assert [m.fusion for m in plan.chosen] == ["conv.conv_bn_relu"] * 4
     assert (again := type(plan).from_dict(plan.to_dict())) == plan and again.moved == plan.moved

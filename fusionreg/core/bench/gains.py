@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
-from math import log
+from math import inf, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -36,6 +36,8 @@ FOLDER = "measured"
 KIND, VERSION = "measured", "1"
 #: A measurement tells of problems of up to so many times its bytes, and of no less than their inverse share.
 NEAR = 4.0
+#: Of so many times its bytes or as few, it leaves nothing to other measurements.
+SURE = 1.2
 #: Dtypes of one width that the same units multiply: what was measured of one tells of the other.
 ALIKE = {"bfloat16": "float16"}
 #: Facts of a run that rows keep.
@@ -217,10 +219,10 @@ class MeasuredGains:
     """(match, executor, bytes) → how the like of it measured against that executor; asked by the planner.
 
     Like is: the same fusion (of a derived one, that which it was derived from), choices and kernel, dtypes that are the
-    same or :data:`ALIKE`, no input left out that the row has, all extents known, and at most :data:`NEAR` times as
-    many bytes or as few; the nearest of those. Attributes, dtypes that vectors alone have, and the order of axes in
-    memory do not count, but what kernel would run does. What was measured at a site of a model counts for its very
-    extents and inputs alone, and before all others.
+    same or :data:`ALIKE`, no input left out that the row has, and at most :data:`NEAR` times as many bytes or as few,
+    or any number where an extent is symbolic; the nearest of those. Attributes, dtypes that vectors alone have, and the
+    order of axes in memory do not count, but what kernel would run does. What was measured at a site of a model counts
+    for its very extents and inputs alone, and before all others.
 
     Args:
         catalog: the loaded fusions.
@@ -237,10 +239,12 @@ class MeasuredGains:
         self._rows: dict[str, tuple[GainRow, ...]] = {}
 
     def __call__(self, match: Match, executor: Executor, size: int) -> Gain | None:
-        if size <= 0 or any(isinstance(d, str) for d in (*match.axes.values(), *match.leading)):
+        if size <= 0:
             return None
         name = match.base or match.fusion
         wide = self._wide(name)
+        known = all(isinstance(d, int) for d in (*match.axes.values(), *match.leading))
+        near = log(NEAR) if known else inf
         rows = [
             (not r.axes, r.dtypes != match.dtypes, abs(log(size / r.bytes)), r.workload, column, r)
             for r in self._of(name)
@@ -248,7 +252,7 @@ class MeasuredGains:
             and all(match.choices.get(k, v) == v for k, v in r.choices.items())
             and (column := next((c for c in executor.columns if r.peers.get(c)), ""))
             and r.bytes > 0
-            and (self._same(r, match) if r.axes else self._like(r, match) and abs(log(size / r.bytes)) <= log(NEAR))
+            and (self._same(r, match) if r.axes else self._like(r, match) and abs(log(size / r.bytes)) <= near)
         ]
         if not rows:
             return None
@@ -256,9 +260,11 @@ class MeasuredGains:
         found = min((r for r in rows if r[-1].kernel == kernel), default=None)
         if found is None:
             return None
-        *_, column, row = found
+        _, _, far, _, column, row = found
         ratio = row.ms / row.peers[column]
-        return Gain(ratio, f"{row.fusion}/{row.kernel} on {row.workload}: {ratio:.2f}× {column}")
+        source = f"{row.fusion}/{row.kernel} on {row.workload}: {ratio:.2f}× {column}"
+        sure = bool(row.axes) or (known and far <= log(SURE) and not match.base)
+        return Gain(ratio, source, row.kernel, sure)
 
     def _same(self, row: GainRow, match: Match) -> bool:
         """Whether a row is of the very extents, and of the same inputs."""

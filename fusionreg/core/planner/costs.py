@@ -83,10 +83,18 @@ class Gain:
     Attributes:
         ratio: its time over the executor's: below 1 it is faster.
         source: which measurement that was.
+        kernel: whose time that is.
+        sure: whether it was of the very nodes, with as many bytes or nearly so.
     """
 
     ratio: float
     source: str = ""
+    kernel: str = ""
+    sure: bool = False
+
+
+#: What a symbolic extent counts as.
+EXTENT = 128
 
 
 #: Operators that read no more of their first input than they give: a table counts by the rows that are looked up.
@@ -116,7 +124,7 @@ class CostModel:
 
     ops: Mapping[str, OpSpec] = field(repr=False)
     device: DeviceModel = DeviceModel()
-    extent: int = 128
+    extent: int = EXTENT
     executor: Executor = LIBRARY
     measured: Callable[[Match], float | None] = field(default=lambda match: None, repr=False)
     kernels: Callable[[Match], float | None] = field(default=lambda match: None, repr=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..dtypes import DTYPES
+from ..frozen import EMPTY
 from ..ir import Graph, Node, Value
 from ..matcher.match import Match
 from ..ops import Vocabulary
@@ -50,9 +51,10 @@ class Moved:
         return replace(last, moved=self.inputs) if last.saved.seconds - price > made.saved.seconds else made
 
 
-def channels_last(graph: Graph, ops: Vocabulary) -> Moved | None:
+def channels_last(graph: Graph, ops: Vocabulary, known: Mapping[str, tuple[int, ...]] = EMPTY) -> Moved | None:
     """What lies so where all maps that enter do; None where nothing convolves them, where that is in groups of several
-    channels, which libraries are slow at then, and where their channels or places are symbolic."""
+    channels, which libraries are slow at then, and where their channels or places are symbolic. ``known``: how values
+    lie; where that tells of any map, those that enter lie so already, and filters alone are moved, or None."""
     convolutions = [n for n in graph.nodes if n.op == "Conv"]
     if not convolutions or any(_grouped(graph, n) for n in convolutions):
         return None
@@ -64,8 +66,11 @@ def channels_last(graph: Graph, ops: Vocabulary) -> Moved | None:
             found |= {o: s for o in node.outputs if o and (s := _strides(graph.values[o]))}
     if not inputs or not all(n.inputs[0] in found for n in convolutions):
         return None
-    moved = dict.fromkeys((*inputs, *(f for f in filters if f in found)))
-    return Moved(graph, tuple(moved), tuple(o for o in graph.outputs if o in found), found)
+    filters = [f for f in filters if f in found and known.get(f) != found[f]]
+    if any(len(s) == len(LAST) for s in known.values()):
+        so = filters and all(known.get(name) == found[name] for name in inputs)
+        return Moved(graph, tuple(dict.fromkeys(filters)), (), found) if so else None
+    return Moved(graph, tuple(dict.fromkeys((*inputs, *filters))), tuple(o for o in graph.outputs if o in found), found)
 
 
 def _kept(graph: Graph, node: Node, found: Mapping[str, tuple[int, ...]]) -> bool:

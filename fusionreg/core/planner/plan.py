@@ -17,6 +17,7 @@ from .digest import graph_digest
 from .packing import WORK, pack
 from .policies import FUEL, Policy, refusal
 from .savings import GraphCosts, Saving
+from .tails import behind
 from .training import Backward
 
 __all__ = ["Loser", "Plan", "Policy", "plan"]
@@ -200,7 +201,7 @@ def _choose(
     )
     backwards = [gradients(m) if gradients is not None else None for m in ordered]
     extra = [b.cost(cost) if isinstance(b, Backward) else None for b in backwards]
-    saved = [costs.saved(m, extra=e) for m, e in zip(ordered, extra, strict=True)]
+    saved = behind(costs, ordered, [costs.saved(m, extra=e) for m, e in zip(ordered, extra, strict=True)])
     broken: dict[int, str] = {}
     for i, (m, backward) in enumerate(zip(ordered, backwards, strict=True)):
         reason = backward.refusal(policy, cost) if isinstance(backward, Backward) else backward
@@ -233,7 +234,7 @@ def _choose(
             by = None if own else ordered[_most_overlap(m, taken)]
             losers.append(Loser(m, own or _why(m, by), by))
     winners = tuple(ordered[i] for i in chosen)
-    found = _in_turn(costs, winners, [extra[i] for i in chosen])
+    found = [saved[i] for i in chosen] if cost.executor.alone else _in_turn(costs, winners, [extra[i] for i in chosen])
     told = tuple(b.describe(cost) if isinstance(b := backwards[i], Backward) else "" for i in chosen)
     return Plan(
         winners, tuple(s.cost for s in found), tuple(losers), policy, exact, cost.executor.name,
@@ -258,7 +259,7 @@ def _in_turn(costs: GraphCosts, chosen: Sequence[Match], extra: Sequence[Cost | 
     taken: set[str] = set()
     found = []
     for m, e in zip(chosen, extra, strict=True):
-        found.append(costs.saved(m, taken if not costs.model.executor.alone else (), e))
+        found.append(costs.saved(m, taken, e))
         taken.update(m.taken)
     return found
 

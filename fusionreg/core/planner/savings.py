@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..ir import Graph
 from ..matcher.match import Match
-from .costs import ROUTED, SELECTING, Cost, CostModel
+from .costs import ROUTED, SELECTING, Cost, CostModel, Gain
 from .executor import PRODUCTS
 from .grouping import Grouping, group, pieces
 
@@ -32,7 +32,7 @@ class Saving:
         cost: bytes, operations, launches and seconds less; negative where it is more.
         share: the seconds over what its nodes cost unfused.
         basis: what that rests on: ``model``, ``estimate of its plugin``, or the measurement.
-        measured: whether it was measured against this executor.
+        gain: how the like of it measured against this executor; None where nobody measured.
         unsure: whether it rests on the model, and the rate of its products counts: how near to the device's a kernel
             comes is what the model does not know.
     """
@@ -40,8 +40,13 @@ class Saving:
     cost: Cost
     share: float
     basis: str = ESTIMATED
-    measured: bool = False
+    gain: Gain | None = None
     unsure: bool = False
+
+    @property
+    def measured(self) -> bool:
+        """Whether it was measured against this executor."""
+        return self.gain is not None
 
     @property
     def wins(self) -> bool:
@@ -142,7 +147,7 @@ class GraphCosts:
             basis = "estimate of its plugin"
         cost = before - after - fused - (extra or Cost())
         share = cost.seconds / unfused if unfused else (-1.0 if cost.seconds < 0 else 0.0)
-        return Saving(cost, share, basis, gain is not None, basis == ESTIMATED and self._arithmetic(match, fused.bytes))
+        return Saving(cost, share, basis, gain, basis == ESTIMATED and self._arithmetic(match, fused.bytes))
 
     def _arithmetic(self, match: Match, moved: int) -> bool:
         """Whether the rate of a match's products counts: where their arithmetic takes longer than their bytes, or

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..cache import Cache
 from ..errors import ArgumentError, FusionregError, LaunchError, UnsupportedError
 from ..frozen import EMPTY, FrozenDict
+from ..planner.costs import EXTENT
 from ..problem import Candidate, Problem, Refusal, Selection, bind, select
 from .bound import Bound
 from .call import Call, check_overlap, look_at
@@ -20,7 +21,7 @@ from .kernels import Kernels, device_target
 from .keys import attributes_key
 from .launch import Allocation, Densified, GpuLaunch, Nothing, Prepared, SimulatorLaunch, argument_values
 from .library_launch import LibraryLaunch
-from .preview import estimate, selected, told
+from .preview import SYMBOLIC, estimate, selected, told
 from .unfused import Unfused, evaluation
 
 if TYPE_CHECKING:
@@ -153,16 +154,16 @@ class Runtime:
     def kernel(self, match: Match) -> str:
         """Name of the kernel that would run at this site; "" where none would, or only on copies of its operands."""
         try:
-            _, selection, copied = self._site(match)
+            _, selection, copied = self._site(match, EXTENT)
         except FusionregError:
             return ""
         return selection.accepted[0].kernel.name if selection and not copied else ""
 
-    def _site(self, match: Match) -> tuple[Problem, Selection, int]:
+    def _site(self, match: Match, extent: int = SYMBOLIC) -> tuple[Problem, Selection, int]:
         def choose(entry: FusionEntry, problem: Problem) -> Selection:
             return self._select(entry, problem, simulated=self.device == "sim")
 
-        return selected(self.catalog[match.fusion], match, self.target, choose)
+        return selected(self.catalog[match.fusion], match, self.target, choose, extent)
 
     def expected(self, match: Match) -> float | None:
         """Seconds of this site as a plugin's ``estimate`` hook tells, None where none does."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError, FusionregError
 from ..frozen import EMPTY
+from ..planner.costs import EXTENT
 from ..problem import Problem, Selection, Tensor, bind, select
 from ..problem.selection import estimated
 from ..targets import target as target_of
@@ -19,23 +20,24 @@ if TYPE_CHECKING:
     from ..matcher.match import Match
     from ..registry.catalog import Catalog, FusionEntry
 
-#: What a symbolic extent counts as: divisible by whatever a kernel may ask for. The real one is looked at by each call.
+#: What a symbolic extent is for a kernel's `requires`: divisible by whatever one may ask for. The real one is looked at
+#: by each call, and times are those of ``planner.costs.EXTENT``.
 SYMBOLIC = 4096
 
 #: Seconds of a copy of an operand, and bytes that it moves in each further one: it reads what does not lie in order.
 COPY, COPIED = 4e-6, 2e12
 
 
-def preview(entry: FusionEntry, match: Match, target: str) -> Problem:
+def preview(entry: FusionEntry, match: Match, target: str, extent: int = SYMBOLIC) -> Problem:
     """The problem that the site will be: aligned, contiguous where the match says nothing else; :class:`ArgumentError`
-    where it cannot be one.
+    where it cannot be one. ``extent``: of symbolic axes.
 
     A match tells axes, not which form a tensor took: the first combination of forms that the fusion's constraints let
     pass is taken.
     """
 
     def number(d: Dim) -> int:
-        return d if isinstance(d, int) else SYMBOLIC
+        return d if isinstance(d, int) else extent
 
     axes = {name: number(d) for name, d in match.axes.items()}
     leading = tuple(number(d) for d in match.leading)
@@ -65,15 +67,16 @@ def _laid(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
 
 
 def selected(
-    entry: FusionEntry, match: Match, target: str, choose: Callable[[FusionEntry, Problem], Selection]
-) -> tuple[Problem, Selection, int]:
+    entry: FusionEntry, match: Match, target: str, choose: Callable[[FusionEntry, Problem], Selection],
+    extent: int = SYMBOLIC,
+) -> tuple[Problem, Selection, int]:  # fmt: skip
     """A site's problem, the kernels for it, and the bytes of operands that are copied first: where no kernel takes
     them as they lie, one for contiguous ones runs, as :meth:`.dispatch.Runtime.execute` has it."""
-    problem = preview(entry, match, target)
+    problem = preview(entry, match, target, extent)
     selection = choose(entry, problem)
     if selection or not match.strides or problem.empty:
         return problem, selection, 0
-    dense = preview(entry, replace(match, strides=EMPTY), target)
+    dense = preview(entry, replace(match, strides=EMPTY), target, extent)
     moved = sum(t.bytes for n in match.strides if (t := problem.tensors.get(n)) is not None)
     return dense, choose(entry, dense), moved
 
@@ -83,7 +86,7 @@ def told(catalog: Catalog, match: Match, target: str) -> float | None:
     if not catalog.implements("estimate"):
         return None
     try:
-        problem = preview(entry := catalog[match.fusion], match, target)
+        problem = preview(entry := catalog[match.fusion], match, target, EXTENT)
     except FusionregError:
         return None
     return catalog.estimate(entry, problem, target_of(problem.target))
@@ -102,7 +105,7 @@ def estimate(
         return select(entry, problem, measured=measured, pending=pending)
 
     try:
-        problem, selection, copied = selected(catalog[match.fusion], match, target, choose)
+        problem, selection, copied = selected(catalog[match.fusion], match, target, choose, EXTENT)
     except FusionregError:
         return None
     if not selection:

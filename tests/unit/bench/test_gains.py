@@ -97,7 +97,8 @@ def test_it_tells_of_its_like_alone(tmp_path):
     assert asked(catalog, size=4 * SIZE + 4) is None and asked(catalog, size=SIZE // 4 - 4) is None
     assert asked(catalog, dtypes=FrozenDict(T="float16")) is None
     assert asked(catalog, kernel="other") is None
-    assert asked(catalog, axes=FrozenDict(M="B", N=256)) is None  # nobody knows its size
+    unknown = {"axes": FrozenDict(M="B", N=256)}  # nobody knows its size: any
+    assert asked(catalog, **unknown, size=400 * SIZE) and not asked(catalog, **unknown).sure and asked(catalog).sure
     assert asked(catalog, base="acme.add_relu")
     assert MeasuredGains(catalog, lambda m: "plain", "sm_80")(site(), EAGER, SIZE) is None
 
