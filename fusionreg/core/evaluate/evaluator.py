@@ -16,7 +16,17 @@ from typing import Any, Literal
 from ..dtypes import dtype
 from ..errors import ArgumentError, FusionregError, GraphError
 from ..ir import FUSED, Graph, Node, Value
-from ..ops import CONTROL_FLOW, UNDEFINED, Backend, Vocabulary, backend_of, check_inputs, complete, numpy_backend
+from ..ops import (
+    CONTROL_FLOW,
+    UNDEFINED,
+    Backend,
+    Vocabulary,
+    backend_of,
+    check_inputs,
+    complete,
+    native,
+    numpy_backend,
+)
 from ..spec import OpSpec
 from .subgraphs import run_if, run_loop, run_scan
 
@@ -24,7 +34,6 @@ Mode = Literal["step", "exact"]
 Fused = Callable[[Node, Sequence[Any]], Sequence[Any] | None]
 
 _HOST_ELEMENTS = 1024  # an integer tensor up to this size is worth keeping off the GPU
-_NATIVE_ON_CUDA = frozenset({"MatMul", "Conv"})  # with two operands: one product, which torch itself accumulates wide
 _SHAPE_READERS = frozenset({"Shape", "Size"})
 _ADD = "Add it with the register_ops hook"
 
@@ -237,10 +246,12 @@ class Run:
             named_args = enumerate(zip(node.inputs, args, strict=True))
             args = [a if i in as_is else scope.device(n, a) for i, (n, a) in named_args]
         base = self.host if on_host or (self.offloaded and node.op in _SHAPE_READERS) else self.compute
+        if self.cuda and base is self.compute and base.floats == "wide" and not any(node.outputs[1:]):
+            found = native.run(node.op, args, attributes)
+            if found is not None:
+                return [self._rounded(base, scope.graph.values[node.outputs[0]], found)]
         if spec.moves or node.op in _SHAPE_READERS:
             xp = base.with_floats("native") if base.floats == "wide" else base
-        elif self.cuda and base.floats == "wide" and node.op in _NATIVE_ON_CUDA and _pair(args):
-            xp = base.with_floats("native")
         else:
             xp = base
             args = [a if a is None or i in as_is else xp.widen(a) for i, a in enumerate(args)]
@@ -324,11 +335,6 @@ class _Scope(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len({**self.outer, **self.graph.constants, **self.own})
-
-
-def _pair(args: Sequence[Any]) -> bool:
-    given = [a for a in args if a is not None]
-    return len(given) == 2 and given[0].dtype == given[1].dtype
 
 
 def _where(node: Node) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -121,7 +122,7 @@ def torch_table() -> Table:
         n = x.ndim - 2
         if not 1 <= n <= 3 or not x.numel() or not w.numel() or not x.dtype.is_floating_point:
             return general(x, w, strides, dilations, group)
-        with torch.backends.cudnn.flags(allow_tf32=False):
+        with without_tf32(torch, x):
             return convs[n - 1](x, w, None, tuple(strides), 0, tuple(dilations), group)
 
     def scatter(x: Any, index: Any, updates: Any, reduction: str) -> Any:
@@ -146,6 +147,16 @@ def torch_table() -> Table:
         conv=conv,
         scatter=scatter,
     )
+
+
+def without_tf32(torch: Any, x: Any) -> AbstractContextManager[Any]:
+    """A context in which cuDNN multiplies float32 as it is. Flags of that library that are not named are turned off."""
+    if x.dtype is not torch.float32:
+        return nullcontext()
+    cudnn = torch.backends.cudnn
+    kept = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
+    found: AbstractContextManager[Any] = cudnn.flags(**kept, allow_tf32=False)
+    return found
 
 
 def _table(**functions: Callable[..., Any]) -> Table:
