@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from fusionreg.core.ops import Vocabulary
 from . import pt2, read_fx
 from .convert import Imported, convert
 from .program import Program, Ref, TensorMeta
+
+#: Where a configuration of transformers says how experts run.
+_FORM = "_experts_implementation"
 
 
 def import_exported(
@@ -63,7 +67,7 @@ def export(
     module there, wherever it runs later.
     """
     try:
-        with torch.no_grad():
+        with torch.no_grad(), grouped_experts(module):
             ep = torch.export.export(module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
             ambient = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
             return ep.run_decompositions({}) if ambient else ep
@@ -72,6 +76,23 @@ def export(
         raise ModelError(
             "cannot export", type(module).__name__, f"{type(e).__name__}: {first}", "a module that torch.export accepts"
         ) from e
+
+
+@contextmanager
+def grouped_experts(module: torch.nn.Module) -> Iterator[None]:
+    """Experts of transformers that loop, with as many turns as the data tells, run as one grouped product: the form
+    of that layer which can be exported. Their configurations are put back."""
+    made = [part for part in module.modules() if hasattr(part, "is_concatenated") and hasattr(part, "is_transposed")]
+    configs = {id(c): c for part in made if hasattr(c := getattr(part, "config", None), _FORM)}
+    looping = [c for c in configs.values() if getattr(c, _FORM) in (None, "eager")]
+    before = [getattr(c, _FORM) for c in looping]
+    try:
+        for c in looping:
+            setattr(c, _FORM, "grouped_mm")
+        yield
+    finally:
+        for c, form in zip(looping, before, strict=True):
+            setattr(c, _FORM, form)
 
 
 def from_module(

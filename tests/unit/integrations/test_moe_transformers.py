@@ -63,6 +63,7 @@ def lifted(block: torch.nn.Module, x: torch.Tensor) -> ExportedCallable:
     [
         *((m, "grouped_mm") for m in (MIXTRAL, QWEN2, QWEN3, DEEPSEEK, GLM4)),
         *((m, "batched_mm") for m in (MIXTRAL, DEEPSEEK)),
+        (MIXTRAL, "eager"),
     ],
     ids=lambda p: p if isinstance(p, str) else p[1],
 )
