@@ -324,3 +324,14 @@ def test_a_module_that_cannot_be_exported():
 
 
 # -- nesting and arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_an_epsilon_that_nobody_gave(dtype):
+    """It is that of the float32 that torch computes in: small numbers are not divided by the root of 2^-7."""
+    x = (torch.randn(3, 16) * 0.02).to(dtype)
+    model = module_of(lambda x, w: F.rms_norm(x, (16,), w), w=torch.ones(16, dtype=dtype))
+    imported = import_exported(export(model, (x,)))
+    got = ExportedCallable(imported, lambda given: evaluate(imported.graph, given, ops=OPS, mode="step"))(x)
+    torch.testing.assert_close(got, model(x))
+    assert got.abs().max() > 1

@@ -56,8 +56,8 @@ def rms_norm(
 ) -> Any:
     count = len(normalized_shape)
     dtype = wide(e, input, weight)
-    if eps is None:
-        eps = 2.0 ** -DTYPES[input.dtype].mantissa
+    if eps is None:  # of the dtype that torch computes in
+        eps = 2.0 ** -max(DTYPES[input.dtype].mantissa, DTYPES["float32"].mantissa)
     scale = e.cast(weight, dtype) if weight is not None else e.const(1, dtype, _extents(input, count, e))
     y = e.op("RMSNormalization", e.cast(input, dtype), scale, axis=-count, epsilon=float(eps))
     y = e.cast(y, e.out.dtype)

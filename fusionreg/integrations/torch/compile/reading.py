@@ -142,7 +142,8 @@ def _inputs_for_constants(module: torch.fx.GraphModule) -> dict[str, torch.Tenso
 
 
 def _check_sharing(program: Program, values: Mapping[str, Any]) -> None:
-    """What is written back to an input at the end must be seen through nothing that left before."""
+    """What is written back to an input at the end must be seen through nothing that left before, but for the input
+    itself: where a write's result is returned, that is the input."""
     written = {o.target for o in program.outputs if o.kind == "input"}
     if not written:
         return
@@ -154,12 +155,18 @@ def _check_sharing(program: Program, values: Mapping[str, Any]) -> None:
         base = call.args.get(slot) if slot else None
         if isinstance(base, Ref) and base.name in tainted:
             tainted.update(filter(None, call.outputs))
-    leaving = [n for o in program.outputs if o.kind == "user" for n in refs(o.value) if n in tainted]
+    itself = {n for n, target in returned(program).items() if stores[target] in {_storage(values.get(n))} - {None}}
+    leaving = [n for o in program.outputs if o.kind == "user" for n in refs(o.value) if n in tainted - itself]
     if shared or leaving:
         name = (shared or sorted(written))[0]
         raise ModelError(
             "cannot rewrite", program.name, f"a write to {name}, whose memory is seen elsewhere", "no such write"
         )
+
+
+def returned(program: Program) -> dict[str, str]:
+    """What is written back as a whole → the input that it is written to."""
+    return {o.value.name: o.target for o in program.outputs if o.kind == "input" and isinstance(o.value, Ref)}
 
 
 def _storage(value: Any) -> int | None:

@@ -88,10 +88,11 @@ class _Weaver:
                     if name in needed:
                         self.value(name)
         results = [self._argument(o.value) for o in self.program.outputs if o.kind == "user"]
+        kept: dict[Any, Any] = {}  # what is written back → the input that is it from then on
         for o in self.program.outputs:
             if o.kind == "input" and (new := self._argument(o.value)) is not self.made[o.target]:
-                self.out.call_function(torch.ops.aten.copy_.default, (self.made[o.target], new))
-        self.out.output(tuple(results))
+                kept[new] = self.out.call_function(torch.ops.aten.copy_.default, (self.made[o.target], new))
+        self.out.output(tuple(kept.get(r, r) if isinstance(r, torch.fx.Node) else r for r in results))
         return self.out
 
     def _placeholder(self, name: str) -> Any:
