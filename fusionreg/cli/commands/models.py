@@ -82,7 +82,8 @@ def tell_nothing(model: str, policy: Policy, explained: bool = False) -> None:
 
 
 def show_plan(graph: Graph, plan: Plan, failures: Sequence[FailedMatch], code: bool = False) -> None:
-    """Prints the chosen sites, the losers, and the failed matches that got beyond their first operator.
+    """Prints the chosen sites, the losers, and the failed matches that got beyond their first operator; those that
+    begin and fail in one chosen site tell nothing and are counted.
 
     ``code``: also the line of code of each, which is read from the file that the model names.
     """
@@ -110,12 +111,16 @@ def show_plan(graph: Graph, plan: Plan, failures: Sequence[FailedMatch], code: b
             ("fusion", "at", "reason"),
             [(x.match.fusion, at(x.match.root), x.reason) for x in plan.losers],
         )
-    deep = [f for f in failures if f.depth > 1]
+    owner = {n: m for m in plan.chosen for n in m.nodes}
+    loose = [f for f in failures if f.root not in owner or owner[f.root] is not owner.get(f.node)]
+    deep = [f for f in loose if f.depth > 1]
     if deep:
         table(
             "\nnearly",
             ("fusion", "matched", "at", "why not"),
             [(f.fusion, f.depth, place(f.source or f.node), f"{f.clause}: {f.found} — {f.expected}") for f in deep],
         )
-    if len(deep) < len(failures):
-        typer.echo(f"\n{len(failures) - len(deep)} more matched one operator only; --json lists them")
+    if len(deep) < len(loose):
+        typer.echo(f"\n{len(loose) - len(deep)} more matched one operator only; --json lists them")
+    if len(loose) < len(failures):
+        typer.echo(f"\n{len(failures) - len(loose)} more failed within a site that is fused; --json lists them")

@@ -167,6 +167,8 @@ def test_explain_shows_the_lines_of_a_live_model(cli, net):
     lines = ran.out.splitlines()
     at = next(i for i, text in enumerate(lines) if text.startswith("gemm.bias "))
     assert f" {net}.py:13 " in lines[at] and lines[at + 1].strip() == "return torch.relu(h)"
+    assert "nearly" not in ran.out and "more failed within a site that is fused" in ran.out
+    lines = cli("match", f"{net}:build", "--explain", "--policy", "off").out.splitlines()
     nearly = lines[next(i for i, text in enumerate(lines) if text.startswith("nearly")) :]
     assert any(f"{net}.py:12 (fc)" in text for text in nearly) and any("h = self.fc(x)" in text for text in nearly)
     assert "h = self.fc(x)" not in cli("match", f"{net}:build").out
