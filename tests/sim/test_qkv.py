@@ -103,6 +103,70 @@ def test_against_torch(kernel, packed, groups, causal, trans, width):
     assert error.max() < 0.05 and np.sqrt((error**2).mean() / (want**2).mean()) < 0.01
 
 
+def rotated(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words", "groups", "normed", "trans", "width"),
+    [
+        ("wgmma", "norm", 3, True, 1, 128),
+        ("fused", "norm", 1, True, 0, 32),
+        ("wgmma", "rope_norm", 1, True, 1, 128),
+        ("fused", "rope_norm", 3, True, 1, 32),
+        ("wgmma", "packed_groups", 1, False, 0, 64),
+        ("wgmma_masked", "packed_groups", 1, True, 1, 128),
+        ("fused", "packed_groups", 1, True, 1, 32),
+        ("wgmma", "packed_rope", 1, True, 0, 128),
+        ("wgmma_masked", "packed_rope", 3, False, 1, 64),
+        ("fused", "packed_rope", 1, False, 1, 32),
+    ],
+)
+def test_steps_between(kernel, words, groups, normed, trans, width):
+    """Norms of heads and rotations between projections and attention, against torch in float64."""
+    torch.manual_seed(2)
+    b, s, c, heads = 2, 70, 48, 3
+    columns = [n * width for n in (heads, groups, groups)]
+    x, angles = torch.randn(b, s, c).bfloat16(), torch.rand(1, 1, s, width) * 6
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+    weights, biases = ([torch.randn(n, *m).bfloat16() / 5 for n in columns] for m in ((c,), ()))
+    scales = [torch.rand(width).to(torch.float32 if "rope_norm" in words else torch.bfloat16) + 0.5 for _ in "qk"]
+    mask = torch.randn(s, s).bfloat16() if kernel != "wgmma" else None  # which has none
+    parts = [
+        F.linear(x.double(), w.double(), v.double()).view(b, s, -1, width).transpose(1, 2)
+        for w, v in zip(weights, biases, strict=True)
+    ]
+    for i, scale in enumerate(scales if normed else ()):
+        parts[i] = F.rms_norm(parts[i], (width,), scale.double(), 1e-6)
+    if "rope" in words:
+        parts[:2] = (rotated(t, cos.double(), sin.double()) for t in parts[:2])
+    y = F.scaled_dot_product_attention(*parts, attn_mask=None if mask is None else mask.double(), enable_gqa=True)
+    want = y.transpose(1, 2).reshape(b, s, -1).numpy()
+
+    def array(t):
+        return (
+            None
+            if t is None
+            else t.numpy()
+            if t.dtype == torch.float32
+            else t.contiguous().float().numpy().astype(ml_dtypes.bfloat16)
+        )
+
+    packed, name = "packed" in words, f"attention.qkv_{words}_sdpa"
+    if packed:
+        weights, biases = [torch.cat(weights)], [torch.cat(biases)]
+    given = [array(x), *(array(w if trans else w.T) for w in weights), *map(array, biases)]
+    given += map(array, scales) if normed else (None, None)
+    given += [array(cos), array(sin)] if "rope" in words else []
+    more = {"columns_q": columns[0], "columns_k": columns[1]} if packed else {}
+    found = runtime(name, kernel).call(
+        name, *given, array(mask), H=heads, G=groups, transB=trans, scaling="usual", **more
+    )
+    error = np.abs(found.astype(np.float64) - want)
+    assert error.max() < 0.05 and np.sqrt((error**2).mean() / (want**2).mean()) < 0.015
+
+
 @pytest.mark.parametrize(
     ("kernel", "text", "other"),
     [
