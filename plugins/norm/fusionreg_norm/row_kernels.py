@@ -19,7 +19,7 @@ LONGEST = 32768
 MOST_ROWS = 128
 
 #: What a fusion does before it normalises; templates read all of these. MEAN: 1 where the mean is removed and a bias
-#: added, 2 where the mean is removed alone.
+#: added, 2 where the mean is removed alone. DROPOUT: 2 where random words are compared as numbers.
 _PARTS = ("MEAN", "GELU", "TANH", "DROPOUT", "RESIDUAL", "H_OUT")
 
 
@@ -98,8 +98,10 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
                 "LANES": (32, 64, 96, 128, 160, 192, 256, 320, 384, 512),
                 "THREADS": (512, 256) if "RESIDUAL" in parts else (896, 768, 384) if "GELU" in parts else (768, 384),
                 "DEPTH": (0, 1),
+                **({"DROPOUT": (2, 1)} if "DROPOUT" in parts else {}),
             },
             valid=(
+                *(("DROPOUT == (2 if has(cluster) and p <= 0.498 else 1)",) if "DROPOUT" in parts else ()),
                 "(N == LANES * ITEMS * 8) if EXACT else (N < LANES * ITEMS * 8)",
                 "ITEMS == 4 or LANES == 32",
                 "THREADS <= (896 if bits(T) == 16 else 768)",  # registers
@@ -107,7 +109,7 @@ def forward(parts: Mapping[str, str], tensors: tuple[str, ...], rows: int) -> tu
                 "LANES == 32 or 3 * N > 2 * LANES * ITEMS * 8",
                 "N > LANES * (ITEMS - 1) * 8",
             ),
-            constants={**_constants(parts), "GROUPS": GROUPS},
+            constants={**{k: v for k, v in _constants(parts).items() if v == "0" or k != "DROPOUT"}, "GROUPS": GROUPS},
             grid="min(M, multiprocessors)",
             block="LANES * GROUPS",
             shared_memory=f"LANES * ITEMS * {32 * held} + GROUPS * LANES // 2"
