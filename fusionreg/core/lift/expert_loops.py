@@ -21,33 +21,45 @@ from .experts import ACTIVATIONS, PRODUCTS
 from .site import Site
 from .turns import Chain, chains, closed, nodes_of
 
-#: One turn. Indices below 0 would count from the end; there are none among those that are not zero.
-_TURN = """
-mask = Transpose(Cast(Equal(Unsqueeze(ids, last), bins), to="int64"), perm=(2, 1, 0))
-set = NonZero(Cast(Gather(mask, number), to="bool"))
+#: Where tokens have the expert of a turn: in a mask of all experts, or where their ids are its number.
+_MASK = 'mask = Transpose(Cast(Equal(Unsqueeze(ids, last), bins), to="int64"), perm=(2, 1, 0))\n'
+_HEAD = f"""{_MASK}set = NonZero(Cast(Gather(mask, number), to="bool"))
 rank = Gather(set, first)
 token = Gather(set, second)
-rows = {rows}
+"""
+_HEAD_ONNX = f"""{_MASK}set = Transpose(NonZero(Gather(mask, number)), perm=(1, 0))
+rank = Gather(set, first, axis=1)
+place = Gather(set, second, axis=1)
+token = Unsqueeze(place, one)
+"""
+_EQUAL = "set = NonZero(Equal(ids, number))\ntoken = Gather(set, first)\nrank = Gather(set, second)\n"
+_EQUAL_ONNX = """set = Transpose(NonZero(Equal(ids, number)), perm=(1, 0))
+place = Gather(set, first, axis=1)
+token = Unsqueeze(place, one)
+rank = Gather(set, second, axis=1)
+"""
+_HEADS_ONNX = (_HEAD_ONNX, _EQUAL_ONNX)
+#: One turn. Indices below 0 would count from the end; there are none among those that are not zero.
+_TURN = """
+{head}rows = {rows}
 {products}
 t = Where(Less(token, zero), Add(token, tokens), token)
 r = Where(Less(rank, zero), Add(rank, ranks), rank)
 both = Add(t, r)
 none = Sub(both, both)
 at = Concat(Unsqueeze(Add(t, none), one), Unsqueeze(Add(r, none), one), axis=1)
-share = GatherND(Unsqueeze(weights, last_too), at)
-y = {scattered}
+share = {share}
+{places}y = {scattered}
 """
 #: The same as torch.onnx writes it.
 _TURN_ONNX = """
-mask = Transpose(Cast(Equal(Unsqueeze(ids, last), bins), to="int64"), perm=(2, 1, 0))
-set = Transpose(NonZero(Gather(mask, number)), perm=(1, 0))
-rank = Gather(set, first, axis=1)
-token = Unsqueeze(Gather(set, second, axis=1), one)
-rows = {rows}
+{head}rows = {rows}
 {products}
-share = GatherND(Unsqueeze(weights, last_too), Concat(token, Unsqueeze(rank, one), axis=-1))
+at = Concat(token, Unsqueeze(rank, one), axis=-1)
+share = {share}
 y = {scattered}
 """
+_SHARES = ("GatherND(Unsqueeze(weights, last_too), at)", "Unsqueeze(GatherND(weights, at), side)")
 _ROWS = ("Gather(x, token)", "Reshape(Gather(Unsqueeze(x, zeros), token, axis=1), shape)")
 _ROWS_ONNX = (
     "GatherND(x, token)",
@@ -64,15 +76,33 @@ _ADDED = (
     'ScatterND(base, {token}, Mul(d, share), reduction="add")',
     'ScatterND(base, {token}, Cast(Mul(Cast(d, to="float32"), share), to=kind), reduction="add")',
 )
+#: Read, added to, and written: a token has an expert once.
+_PUT = "ScatterND(base, Concat(Unsqueeze(Add(p, Sub(p, p)), one), axis=1), Add(Gather(base, token), Mul(share, d)))"
+_PLACES = "p = Where(Less(token, zero), Add(token, tokens), token)\n"
+_PUT_ONNX = "ScatterND(base, token, Add(GatherND(base, token), Mul(share, d)))"
+_FORMS = (
+    (_TURN, _HEAD, _ROWS, _SHARES, "Unsqueeze(token, one)", ()),
+    (_TURN_ONNX, _HEAD_ONNX, _ROWS_ONNX, _SHARES, "token", ()),
+    (_TURN, _EQUAL, _ROWS[:1], _SHARES, "Unsqueeze(token, one)", (_PUT,)),
+    (_TURN_ONNX, _EQUAL_ONNX, _ROWS_ONNX[:1], _SHARES, "token", (_PUT_ONNX,)),
+    *((_TURN_ONNX, head, ("Gather(x, place)",), _SHARES, "Unsqueeze(place, edge)", ()) for head in _HEADS_ONNX),
+)
 TURNS = tuple(
     Rule(
         "expert_loop",
-        turn.format(rows=taken, products=experts.format(activation.format(gate)), scattered=added.format(token=token)),
+        turn.format(
+            head=head,
+            rows=taken,
+            products=experts.format(activation.format(gate)),
+            share=share,
+            places=_PLACES if added is _PUT else "",
+            scattered=added.format(token=token),
+        ),
         PRODUCTS.format(activated=activation.format("g")),
     )
-    for turn, rows, token in ((_TURN, _ROWS, "Unsqueeze(token, one)"), (_TURN_ONNX, _ROWS_ONNX, "token"))
-    for activation, taken, (experts, gate), added in product(
-        ACTIVATIONS, rows, zip(_EXPERTS, _GATES, strict=True), _ADDED
+    for turn, head, rows, shares, token, put in _FORMS
+    for activation, taken, (experts, gate), share, added in product(
+        ACTIVATIONS, rows, zip(_EXPERTS, _GATES, strict=True), shares, (*_ADDED, *put)
     )
 )
 
@@ -126,14 +156,19 @@ def _stacked(view: View, turns: list[Site]) -> dict[str, Any] | str:
     import numpy as np
 
     first = turns[0]
-    ids, bins = first.shape("ids"), first.array("bins")
+    ids, scores = first.shape("ids"), None
     start = turns[-1].array("base")
     from_top = view.producers.get(first.name("ids"))
-    if not all(t.name(n) == first.name(n) for t in turns for n in ("x", "ids", "weights", "bins")):
+    masked = "bins" in first.found.inputs
+    same = ("x", "ids", "weights", *(("bins",) if masked else ()))
+    if not all(("bins" in t.found.inputs) == masked and t.name(n) == first.name(n) for t in turns for n in same):
         return "turns read other tokens, indices or weights"
     if start is None or start.astype("float32").any():
         return f"the first of {len(turns)} turns adds to no zeros: before it stands an expert in another spelling"
-    if bins is None or ids is None or len(ids) != 2 or from_top is None or from_top.op != "TopK":
+    if from_top is not None and from_top.op == "TopK":
+        scores = view.graph.values[from_top.inputs[0]].shape
+    bins = first.array("bins") if masked else np.arange(scores[-1]) if scores and isinstance(scores[-1], int) else None
+    if bins is None or ids is None or len(ids) != 2 or scores is None:
         return "experts are not those that TopK chooses for each token"
     if not all(map(_usual, turns)):
         return "shapes or axes of a turn are not those of a layer of experts"
@@ -156,7 +191,7 @@ def _usual(turn: Site) -> bool:
     """Whether constants are what the turn's text takes for granted."""
     wanted = {
         "first": ((0,),), "second": ((1,),), "zero": ((0,),), "one": ((1,), (-1,)), "last": ((2,), (-1,)),
-        "last_too": ((2,), (-1,)), "zeros": ((0,),),
+        "last_too": ((2,), (-1,)), "zeros": ((0,),), "side": ((1,), (-1,)), "edge": ((1,), (-1,)),
     }  # fmt: skip
     given = all(turn.ints(n) in allowed for n, allowed in wanted.items() if n in turn.found.inputs)
     shape, halves = (turn.ints(n) if n in turn.found.inputs else None for n in ("shape", "halves"))

@@ -51,13 +51,18 @@ class Stacked(nn.Module):
 class Loop(nn.Module):
     """Mixtral's block before its matrices were stacked; Qwen's and DeepSeek's differ in how rows are taken."""
 
-    def __init__(self, expert=Expert, experts=range(E), wide=False, rows=None, start=torch.zeros_like):
+    def __init__(
+        self, expert=Expert, experts=range(E), wide=False, rows=None, start=torch.zeros_like, equal=False, share=None,
+        add=None,
+    ):  # fmt: skip
         super().__init__()
         torch.manual_seed(0)
         self.gate = nn.Linear(D, E, bias=False)
         self.experts = nn.ModuleList(expert() for _ in range(E))
         self.turns, self.wide, self.start = experts, wide, start
-        self.rows = rows or (lambda x, token: x[token])
+        self.rows, self.equal = rows or (lambda x, token: x[token]), equal
+        self.share = share or (lambda weights, token, rank: weights[token, rank, None])
+        self.add = add or (lambda y, token, h: y.index_add(0, token, h))
 
     def forward(self, x):
         weights, ids = torch.topk(self.gate(x).softmax(1, dtype=torch.float), K, dim=-1)
@@ -66,10 +71,31 @@ class Loop(nn.Module):
         y = self.start(x)
         mask = nn.functional.one_hot(ids, num_classes=E).permute(2, 1, 0)
         for e in self.turns:
-            rank, token = torch.where(mask[e])
-            h = self.experts[e](self.rows(x, token)) * weights[token, rank, None]
-            y = y.index_add(0, token, h.to(x.dtype))
+            rank, token = reversed(torch.where(ids == e)) if self.equal else torch.where(mask[e])
+            h = self.experts[e](self.rows(x, token)) * self.share(weights, token, rank)
+            y = self.add(y, token, h.to(x.dtype))
         return y
+
+
+def put(y, token, h):
+    """As Mistral's own code has it: a token has an expert once."""
+    y[token] += h
+    return y
+
+
+def scattered(y, token, h):
+    return y.scatter_add(0, token[:, None].expand(-1, D), h)
+
+
+#: Where tokens are found by their ids; the last as index_select and scatter_add have it.
+BY_ID = (
+    {"equal": True, "wide": True},
+    {"equal": True, "add": put, "expert": Stacked},
+    {
+        "equal": True, "add": scattered, "rows": lambda x, token: torch.index_select(x, 0, token),
+        "share": lambda weights, token, rank: weights[token, rank].unsqueeze(-1),
+    },
+)  # fmt: skip
 
 
 def lifted(module, dtype=torch.float32):
@@ -89,8 +115,9 @@ def lifted(module, dtype=torch.float32):
         ({"wide": True}, torch.bfloat16),
         ({"expert": lambda: Expert(relu2)}, torch.float32),
         ({"experts": (2, 0, 1)}, torch.bfloat16),
+        *((options, torch.bfloat16 if "wide" in options else torch.float32) for options in BY_ID),
     ],
-    ids=["modules", "stacked", "float32 weights", "relu2", "another order"],
+    ids=["modules", "stacked", "float32 weights", "relu2", "another order", "by id", "put", "scatter_add"],
 )
 def test_loops(options, dtype) -> None:
     module, x, graph, run = lifted(Loop(**options), dtype)
@@ -104,6 +131,7 @@ def test_loops(options, dtype) -> None:
     ("options", "reason"),
     [
         ({"experts": (0, 2)}, "there are turns for experts [0, 2] of 3"),
+        ({"experts": (0, 1), "equal": True}, "there are turns for experts [0, 1] of 3"),
         ({"experts": (0, 1, 2, 1)}, "there are turns for experts [0, 1, 2] of 3"),
         ({"start": torch.ones_like}, "adds to no zeros"),
         (
@@ -112,7 +140,14 @@ def test_loops(options, dtype) -> None:
         ),
         ({"expert": partial(Expert, nn.functional.tanh)}, "Tanh — expected"),
     ],
-    ids=["one is missing", "one comes twice", "onto something", "one has another activation", "all have another"],
+    ids=[
+        "one is missing",
+        "one of those by id is missing",
+        "one comes twice",
+        "onto something",
+        "one has another activation",
+        "all have another",
+    ],
 )
 def test_near_misses(options, reason) -> None:
     """Nothing is lifted, and the nearest rule says why."""
@@ -123,9 +158,9 @@ def test_near_misses(options, reason) -> None:
     assert nearest.fusion == "lifting: expert_loop" and reason in str(nearest)
 
 
-@pytest.mark.parametrize("expert", [Expert, Stacked])
-def test_loops_as_torch_exports_them_to_onnx(expert) -> None:
-    module, x = Loop(expert=expert).eval(), torch.randn(M, D)
+@pytest.mark.parametrize("options", [{}, {"expert": Stacked}, *BY_ID[1:]], ids=["modules", "stacked", "put", "scatter"])
+def test_loops_as_torch_exports_them_to_onnx(options) -> None:
+    module, x = Loop(**options).eval(), torch.randn(M, D)
     with torch.no_grad():
         proto = torch.onnx.export(module, (x,), dynamo=True, verbose=False).model_proto
         graph = fusionreg.load_registry(allow=("moe",), device="sim").graph(proto)
