@@ -52,10 +52,14 @@ def _layers(alone: bool) -> _Rows:
 
 
 def _folded(alone: bool) -> _Rows:
-    """Some of 32 images as exporters write them: the normalization is in the filters and the bias. ``alone``: without
-    what stands behind them, so that both ways to fuse a layer are told apart by times of the same layer."""
-    named = {n.removesuffix("-add") if alone else n: _LAYERS[n] for n in _FOLDED if alone or not n.endswith("-alone")}
-    return {f"32x{n}": ("b", 32, *layer, "") for n, layer in named.items()}
+    """Some of 32 images, and of two, as exporters write them: the normalization is in the filters and the bias.
+    ``alone``: without what stands behind them, so that both ways to fuse a layer are told apart by times of the same
+    layer."""
+    found: _Rows = {}
+    for images, names in ((32, _FOLDED), (2, _FOLDED_FEW)):
+        named = {n.removesuffix("-add") if alone else n: _LAYERS[n] for n in names if alone or not n.endswith("-alone")}
+        found |= {f"{images}x{n}": ("b", images, *layer, "") for n, layer in named.items()}
+    return found
 
 
 _FOLDED = (
@@ -63,6 +67,7 @@ _FOLDED = (
     "256x14-1024-1x1-add", "1024x14-256-1x1", "512x7-512-3x3", "512x7-2048-1x1-add", "64x56-256-1x1-alone",
     "512x28-1024-1x1-s2-alone",
 )  # fmt: skip
+_FOLDED_FEW = ("64x56-64-3x3", "64x56-256-1x1-add", "256x14-256-3x3", "1024x14-256-1x1", "512x7-512-3x3")
 
 #: Layers of MobileNet, each channel by itself.
 _DEPTHWISE: _Rows = {
@@ -76,7 +81,7 @@ _POOL: _Rows = {
 }
 #: The first layer of ResNet, and its pool.
 _STEM: _Rows = {"32x3x224-64-7x7-s2": ("b", 32, 3, 224, 64, 7, 2, "0.060")}
-_FOLDED_STEM: _Rows = {name: (*row[:-1], "") for name, row in _STEM.items()}
+_FOLDED_STEM: _Rows = {f"{n}x3x224-64-7x7-s2": ("b", n, 3, 224, 64, 7, 2, "") for n in (32, 2)}
 _TWO = {"pool_h": 2, "pool_w": 2, "pool_stride_h": 2, "pool_stride_w": 2}
 _THREE = {"pool_h": 3, "pool_w": 3, "pool_stride_h": 2, "pool_stride_w": 2} | dict.fromkeys(
     ("pool_top", "pool_left", "pool_bottom", "pool_right"), 1
