@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 import warnings
@@ -21,6 +22,7 @@ from fusionreg.core.cache import Cache
 from fusionreg.core.compiler.nvrtc import version as nvrtc_version
 from fusionreg.core.errors import FusionregError, LaunchError, MissingDependencyError
 from fusionreg.core.frozen import FrozenDict
+from fusionreg.core.problem.selection import estimated
 from fusionreg.core.runtime.driver import driver
 from fusionreg.core.runtime.kernels import device_target
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 SETS, SETS_BYTES = 4, 8 << 30
 #: Seconds from which on a launch finds nothing of the one before in L2: then one set is enough.
 SLOW = 0.02
-#: Seconds of a launch from which on a kernel is neither checked nor timed where dispatch picks another.
+#: Seconds of a launch, by estimate or by the clock, from which on a kernel that dispatch does not pick is left out.
 LOST = 0.2
 #: Share of the usual time that a glance takes.
 GLANCE = 0.1
@@ -250,14 +252,22 @@ class Workbench:
             found = bound(self.subject, self.catalog, kernel, params, sets, self._cache)
             return [behind(self.subject, call, arrays) for call, arrays in zip(found, sets, strict=True)]
 
+        other = chosen is not None and chosen.kernel.name != kernel.name
+
+        def refused(words: str) -> LaunchError:
+            return LaunchError("not compared", kernel.key, words, "one that dispatch picks")
+
         def bind() -> list[Any]:
+            expected = estimated(kernel, self.subject.problem, params)
+            if other and LOST < expected < math.inf:
+                raise refused(f"a launch is estimated at {expected:.1f} s")
             self._wait()
             (first,) = one(sets=self.sets[:1])
             started = time.perf_counter()  # it was launched: a long launch still runs
             self._wait()
             took = time.perf_counter() - started
-            if took > LOST and chosen is not None and chosen.kernel.name != kernel.name:
-                raise LaunchError("not compared", kernel.key, f"a launch takes {took:.1f} s", "one that dispatch picks")
+            if other and took > LOST:
+                raise refused(f"a launch takes {took:.1f} s")
             return [first] if took > SLOW else [first, *one(sets=self.sets[1:])]
 
         def verify(call: Any) -> Check:

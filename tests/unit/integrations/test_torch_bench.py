@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -286,6 +287,9 @@ def test_a_kernel_that_takes_too_long_is_not_compared(monkeypatch) -> None:
     place = place_of(gemm("gemm.bias"))
     (plain,) = (c for c in place.subject.selection.accepted if c.kernel.name == "plain")
     assert place.subject.chosen != plain
+    with pytest.raises(LaunchError, match="a launch is estimated"):
+        place.ours(plain.kernel, plain.params).check()
+    monkeypatch.setattr(home, "estimated", lambda *_: math.inf)  # a kernel without an estimate is launched
     with pytest.raises(LaunchError, match="a launch takes"):
         place.ours(plain.kernel, plain.params).check()
     alone = replace(place.subject.selection, accepted=(plain,))
