@@ -293,6 +293,28 @@ def test_wrong_options(options: Any, error: type[Exception], words: str) -> None
         Options.parse(options)
 
 
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda f: torch.vmap(f),
+        lambda f: torch.func.grad(lambda x: f(x).sin().sum()),
+        lambda f: lambda x: torch.func.jvp(f, (x,), (x * 2,))[1],
+        lambda f: torch.vmap(torch.func.jacrev(f)),
+    ],
+)
+def test_transforms_stand_between_segments(compiled: Any, reports: Any, transformed: Any) -> None:
+    """What they compute on stands for batches, or has tangents, which a trace does not see through."""
+    w = torch.rand(8)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = transformed(lambda a: (F.gelu(a) * 2).softmax(-1))(F.gelu(x) * 3)
+        return F.layer_norm(y, (8,), w)
+
+    x = torch.randn(3, 8)
+    same(compiled(f)(x), f(x))
+    assert fused(reports) == ["pointwise.region", "norm.layernorm_unbiased"]
+
+
 def test_a_compiled_module_can_be_copied(compiled: Any) -> None:
     module, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
     step = compiled(module)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fusionreg.core.errors import ModelError
 from fusionreg.core.frozen import EMPTY, FrozenDict
@@ -133,6 +134,8 @@ def _inputs_for_constants(module: torch.fx.GraphModule) -> dict[str, torch.Tenso
         for part in str(node.target).split("."):
             value = getattr(value, part)
         if isinstance(value, torch.Tensor):
+            if isinstance(value, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(value):
+                raise ModelError("cannot rewrite", "a graph", "a value that the trace did not see come about", "none")
             with module.graph.inserting_before(first):
                 held = module.graph.placeholder(node.name)
             found[held.name] = value

@@ -1,7 +1,8 @@
 """Dynamo's graph, rewritten part by part.
 
-Nodes that switch a mode, or that hold a graph of their own, stand where they are; what lies between two of them is one
-segment: it is traced to aten calls, matched, and replaced when something in it was fused. Otherwise its nodes stay.
+Nodes that switch a mode, that hold a graph of their own, or that are inside of ``vmap``, ``grad`` or ``jvp``, stand
+where they are; what lies between two of them is one segment: it is traced to aten calls, matched, and replaced when
+something in it was fused. Otherwise its nodes stay.
 Switches that change nothing divide nothing.
 """
 
@@ -24,6 +25,10 @@ _SWITCHES = frozenset(
     )
 )
 
+#: Functions that begin a transform, and those that end it.
+_ENTER = frozenset(f"_{transform}_increment_nesting" for transform in ("vmap", "grad", "jvp"))
+_LEAVE = frozenset(f"_{transform}_decrement_nesting" for transform in ("vmap", "grad", "jvp"))
+
 #: A segment and the fake values of its inputs → the graph that takes its place, or None to leave it.
 Rewrite = Callable[[torch.fx.GraphModule, list[Any]], "torch.fx.GraphModule | None"]
 
@@ -42,6 +47,7 @@ class _Walk:
         self.held: dict[str, Any] = {}  # submodules and tensors that take the place of, or join, those of `module`
         self.changed = False
         self.switched: list[Any] = []
+        self.transforms = 0  # of functorch, under way
         self.idle = _idle(list(module.graph.nodes))
 
     def run(self) -> torch.fx.GraphModule:
@@ -51,7 +57,7 @@ class _Walk:
                     self._copy(node)
                 elif node in self.idle:
                     continue
-                elif node.op == "output" or _stands(node):
+                elif self._transformed(node) or node.op == "output" or _stands(node):
                     self._flush()
                     self._switch(node)
                     self._inner(node)
@@ -82,6 +88,14 @@ class _Walk:
         """Whether it takes one of the results of a node that stands; of a tensor it would take elements."""
         source = node.args[0] if node.target is operator.getitem else None
         return source in self.made and not isinstance(_recorded(source), torch.Tensor)  # type: ignore[arg-type]
+
+    def _transformed(self, node: torch.fx.Node) -> bool:
+        """Whether tensors stand for batches, or have tangents, where a node is: a trace would not see through them."""
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        self.transforms += name in _ENTER
+        inside = self.transforms > 0
+        self.transforms -= name in _LEAVE
+        return inside
 
     def _copy(self, node: torch.fx.Node) -> None:
         self.made[node] = self.out.node_copy(node, lambda n: self.made[n])
