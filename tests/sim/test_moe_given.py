@@ -34,6 +34,7 @@ def exact(x, ids, weights, gate_up, down):
     [
         ("decode", 8, np.int32),
         ("decode", 1, np.int64),
+        ("token", 1, np.int32),
         ("tiles", 70, np.int32),
         ("wgmma", 40, np.int32),
         ("plain", 6, np.int32),

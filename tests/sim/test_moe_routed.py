@@ -84,10 +84,11 @@ def close(got, wanted, dtype):
         ("wgmma", "bfloat16", {"scoring": "softmax", "activation": "Gelu"}),
         ("wgmma", "float16", {"scoring": "sigmoid", "renormalise": 1, "scale": 2.5}),
         ("decode", "float16", {"scoring": "softmax", "renormalise": 1, "activation": "relu2"}),
+        ("token", "float16", {"scoring": "sigmoid", "renormalise": 1, "scale": 2.5}),
     ],
 )
 def test_tokens_go_to_their_experts(kernel, dtype, attributes, sim_cache):
-    inputs = operands(8 if kernel == "decode" else 11, 64, 24, 5, dtype)
+    inputs = operands({"decode": 8, "token": 1}.get(kernel, 11), 64, 24, 5, dtype)
     bias = np.linspace(0.3, -0.3, 5).astype(np.float32) if attributes["scoring"] == "sigmoid" else None
     wanted = exact(*inputs, bias, k=3, **attributes)
     given = {"activation": "Swish", **attributes}
@@ -118,6 +119,7 @@ def test_one_expert_for_all_and_none_for_the_rest(kernel, tokens, sim_cache):
         ("wgmma", 1, {"M": 520, "D": 24, "E": 3, "J": 272, "I": 136}),  # more choices than are staged at once
         ("wgmma", 3, {"M": 40, "D": 328, "E": 4, "J": 144, "I": 72}),
         ("decode", 2, {"M": 7, "D": 264, "E": 6, "J": 272, "I": 136}),  # more tiles than a window has
+        ("token", 2, {"M": 1, "D": 136, "E": 6, "J": 272, "I": 136}),  # a warp has channels of two experts
     ],
 )
 def test_blocks_take_tile_after_tile(kernel, multiprocessors, axes, sim_cache):
@@ -139,9 +141,9 @@ def test_blocks_take_tile_after_tile(kernel, multiprocessors, axes, sim_cache):
 @pytest.mark.parametrize(
     ("dtype", "axes", "kernel"),
     [
-        ("bfloat16", {"M": 1, "D": 2048, "E": 128, "J": 1536, "I": 768}, "decode"),
+        ("bfloat16", {"M": 1, "D": 2048, "E": 128, "J": 1536, "I": 768}, "token"),
         ("float16", {"M": 64, "D": 2048, "E": 128, "J": 1536, "I": 768}, "wgmma"),
-        ("bfloat16", {"M": 1, "D": 4096, "E": 8, "J": 28672, "I": 14336}, "decode"),
+        ("bfloat16", {"M": 1, "D": 4096, "E": 8, "J": 28672, "I": 14336}, "token"),
         ("float16", {"M": 256, "D": 4096, "E": 8, "J": 28672, "I": 14336}, "wgmma"),
         ("float16", {"M": 4096, "D": 4096, "E": 8, "J": 28672, "I": 14336}, "wgmma"),
         ("bfloat16", {"M": 64, "D": 2044, "E": 128, "J": 1536, "I": 768}, "plain"),

@@ -60,6 +60,18 @@ def _cases(axes: dict[str, int], values: dict[str, str]) -> tuple[Case, ...]:
     )
 
 
+#: For the kernel of one token.
+_ONE_TOKEN = (
+    Case(
+        name="one_token",
+        axes={**_SMALL, "M": 1, "top_k": 3},
+        attributes={"activation": "Swish"},
+        values={"ids": "integers"},
+        summary="decoding",
+    ),
+)
+
+
 def _given(spec: FusionSpec, words: str, small: dict[str, int]) -> FusionSpec:
     """The layer of ``spec`` behind its router, as ``moe.<words>``; ``small``: extents of cases."""
     first = spec.pattern if isinstance(spec.pattern, str) else spec.pattern[0]
@@ -91,7 +103,7 @@ def _given(spec: FusionSpec, words: str, small: dict[str, int]) -> FusionSpec:
             "top_k >= 1 and top_k <= 32",
             "R == T or R == 'float32'",
         ),
-        cases=_cases(small, values),
+        cases=(*_cases(small, values), *(_ONE_TOKEN if not scaled else ())),
         tolerances=(
             Tolerance(
                 dtype="float32",

@@ -73,6 +73,13 @@ def _limited(spec: FusionSpec, words: str, summary: str, axes: dict[str, int]) -
             absent=("bias",),
         ),
         case(
+            "one_token",
+            1,
+            12,
+            "decoding",
+            attributes={"top_k": 3, "groups": 4, "kept_groups": 2, "activation": "Swish"},
+        ),
+        case(
             "special",
             7,
             8,

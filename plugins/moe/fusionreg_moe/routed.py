@@ -76,6 +76,19 @@ _CASES = (
         summary="sums longer than a pipeline has stages, and tails of tiles",
     ),
     Case(
+        name="one_token",
+        axes={"M": 1, "D": 72, "E": 5, "J": 80, "I": 40},
+        attributes={"top_k": 3, "renormalise": 1, "activation": "Swish"},
+        summary="decoding",
+    ),
+    Case(
+        name="one_token_long",
+        axes={"M": 1, "D": 1096, "E": 2, "J": 2080, "I": 1040},
+        attributes={"top_k": 1, "activation": "Swish"},
+        values={"gate_up": "small", "down": "small"},
+        summary="decoding: rows longer than what is copied at once",
+    ),
+    Case(
         name="no_hidden",
         axes={"M": 3, "D": 64, "E": 4, "J": 0, "I": 0},
         summary="experts without a hidden channel give zero",

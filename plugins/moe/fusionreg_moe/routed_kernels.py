@@ -107,6 +107,31 @@ def decode(bits: int = 16) -> KernelSpec:
     )
 
 
+#: One token, whose experts' weights stream past at 4.3 TB/s.
+TOKEN = KernelSpec(
+    name="token",
+    template="routed_token.cu.j2",
+    pending="no GPU has run its cases yet",
+    summary="one token: a warp for a channel, rows of weights by bulk copies of its own; one barrier of the grid",
+    targets="sm_90+",
+    rounding="per_op",
+    requires=(
+        'T in ("float16", "bfloat16")',
+        "M == 1 and J >= 16",
+        "D % 8 == 0 and J % 16 == 0",
+        "aligned(x, 16) and aligned(gate_up, 16) and aligned(down, 16)",
+        "E <= 512 and top_k * max(J // 2, D) <= 2147483647",
+    ),
+    constants={"THREADS": "512", "FAST": "1", "CHUNKS": "4", "AHEAD": "4"},
+    grid="max(1, min(multiprocessors, ceildiv(max(top_k * J // 2, D), 32)))",
+    block="THREADS",
+    cooperative=True,
+    min_blocks=1,
+    shared_memory="THREADS * AHEAD * CHUNKS * 16",
+    workspace="max(16, top_k * J)",
+    estimate="8e-6 + top_k * J * D * 3 / 4.3e12",
+)
+
 #: What the kernel on any tensor cores keeps: as above, but rows between the products as they are.
 _SORTED = f"max(1, min(multiprocessors, (min(E, {_ROWS}) + {_ROWS} // 64) * max(ceildiv(J, 256), ceildiv(D, 256))))"
 
@@ -140,4 +165,4 @@ def tiles(bits: int = 16) -> KernelSpec:
     )
 
 
-KERNELS = (decode(), WGMMA, tiles(), plain())
+KERNELS = (TOKEN, decode(), WGMMA, tiles(), plain())
