@@ -17,7 +17,7 @@ from .lengths import lift_lengths
 from .merging import merge_indices
 from .packed import lift_packed
 from .routers import lift_routers
-from .rules import EARLY, LATE, RULES
+from .rules import EARLY, LATE, RULES, TRAINED
 from .site import Site
 
 __all__ = ["EARLY", "LATE", "RULES", "Compiled", "Rule", "Site", "compile_rules", "lift", "relevant", "run"]
@@ -39,7 +39,8 @@ def lift(
     """
     graph = _rewritten(eliminate_dead(graph), EARLY, ops, log)
     while True:
-        lifted = _rewritten(eliminate_dead(fold_constants(graph, ops)), RULES, ops, log)
+        rules = TRAINED if differentiated else RULES
+        lifted = _rewritten(eliminate_dead(fold_constants(graph, ops)), rules, ops, log)
         lifted = eliminate_dead(lift_adapters(lift_routers(lift_loops(lifted, ops, log), ops, log), ops, log))
         if lifted.nodes == graph.nodes:
             late = _rewritten(lift_packed(lifted, ops, log), LATE, ops, log)

@@ -20,12 +20,13 @@ shared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
-from math import inf, isfinite, sqrt
+from math import isfinite, sqrt
 from typing import Any
 
 from ..dtypes import dtype
-from ..ir import Graph
+from . import attention_masks as masks
 from .engine import Rule
 from .site import Site, floats
 
@@ -59,118 +60,6 @@ _ATTRIBUTES = (
     "scale=scale, softcap=softcap, softmax_precision=precision, is_causal=causal, left_window_size=left, "
     "right_window_size=right"
 )
-
-#: Operators that only move elements, and those that make finite numbers of finite numbers of ordinary size.
-_MOVES = frozenset(("Identity", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Transpose", "Concat", "Gather"))
-_TAMES = frozenset(("Add", "Sub", "Mul", "Where", "Cast"))
-
-
-def _finite(graph: Graph, name: str, depth: int = 12) -> bool:
-    """Whether every element is sure to be finite: made of finite constants, integers and bools."""
-    import numpy as np
-
-    if graph.values[name].dtype == "bool" or not dtype(graph.values[name].dtype).floating:
-        return True
-    if graph.is_constant(name):
-        return bool(np.isfinite(graph.constants[name].astype(np.float64)).all())
-    producer = graph.producers.get(name)
-    if producer is None or depth == 0 or producer.op not in _MOVES | _TAMES:
-        return False
-    read = producer.inputs if producer.op in _TAMES or producer.op == "Concat" else producer.inputs[:1]
-    return all(_finite(graph, i, depth - 1) for i in read)
-
-
-def _mask(site: Site) -> str:
-    """What the mask is called in the pattern."""
-    return next(name for name in ("mask", "allowed", "hidden") if name in site.found.inputs)
-
-
-def _mask_fits(site: Site) -> bool:
-    """Broadcast over scores that it does not enlarge, one number a key."""
-    scores, mask = site.shape("s"), site.shape(_mask(site))
-    if scores is None or mask is None or mask[-1:] != scores[-1:]:
-        return False
-    most = 4 if len(scores) == 4 else 2  # heads of three axes get another in between
-    return 2 <= len(mask) <= most and all(m in (1, s) for m, s in zip(mask[::-1], scores[::-1], strict=False))
-
-
-def _additive(site: Site) -> bool:
-    import numpy as np
-
-    if not _mask_fits(site):
-        return False
-    array = site.array("mask")
-    if array is not None:
-        wide = array.astype(np.float64)
-        return not np.isnan(wide).any() and bool((wide.max(axis=-1, initial=-np.inf) > -np.inf).all())
-    return _finite(site.graph, site.name("mask"))
-
-
-def _boolean(site: Site) -> bool:
-    """A constant of keys with one allowed in every row, and a fill that underflows to nothing beside any score."""
-    mask, low = site.array(_mask(site)), site.number("low", like="s")
-    if mask is None or low is None or not _mask_fits(site):
-        return False
-    allowed = ~mask if _mask(site) == "hidden" else mask
-    if not bool(allowed.any(axis=-1).all()):
-        return False
-    return low <= -0.99 * _largest(site.value("s").dtype)
-
-
-def _largest(kind: str) -> float:
-    """What a fill is compared with, where scores are of that dtype."""
-    import numpy as np
-
-    return 65504.0 if kind == "float16" else float(np.finfo(np.float32).max)
-
-
-def _guard(site: Site) -> bool:
-    """0 where the largest score is −∞, and a mask whose own fill, if it has one, is that."""
-    if site.number("lowest", like="s") != -inf or site.number("zero", like="s") != 0.0 or not _mask_fits(site):
-        return False
-    return "low" not in site.found.inputs or site.number("low", like="s") == -inf
-
-
-def _positions(site: Site) -> Mapping[str, Any] | None:
-    """A constant mask by positions alone, the same for all: keys up to a diagonal at or above the main one, and from
-    one at or below it on."""
-    import numpy as np
-
-    array, queries, keys = site.array("mask"), site.shape("q"), site.shape("k")
-    if array is None or array.ndim < 2 or not array.size or queries is None or keys is None:
-        return None
-    rows, columns = array.shape[-2:]
-    free = all(site.attribute(n) == d for n, d in (("causal", 0), ("left", -1), ("right", -1)))
-    if not free or (rows, columns) != (queries[2], keys[2]):
-        return None
-    mask, *others = array.reshape(-1, rows, columns)
-    if not all(np.array_equal(mask, other) for other in others):
-        return None
-    if mask.dtype == bool:
-        allowed = mask
-    else:
-        allowed = mask == 0
-        if not bool((allowed | (mask <= -0.99 * _largest(site.value("q").dtype))).all()):
-            return None
-    seen = np.nonzero(allowed.any(axis=1))[0]
-    if not seen.size or seen[0] > 0 or not allowed[0, 0]:
-        return None
-    right, last = int(allowed[0].sum()) - 1, int(seen[-1])
-    left = last - int(allowed[last].argmax())  # how far back the last query sees, unless that is to the first key
-    ahead = np.arange(columns)[None] - np.arange(rows)[:, None]
-    for bound in (-1, left):
-        if bool((allowed == ((ahead <= right) & ((ahead >= -bound) | (bound < 0)))).all()):
-            causal = right == 0
-            return {"causal": int(causal), "left": bound, "right": -1 if causal or right + 1 >= columns else right}
-    return None
-
-
-def _clear(site: Site) -> bool:
-    """0 where a weight is none, and a mask of any numbers."""
-    masked = {"mask", "allowed", "hidden"} & set(site.found.inputs)
-    if site.number("zero", like="s") != 0.0 or (masked and not _mask_fits(site)):
-        return False
-    return "low" not in site.found.inputs or site.number("low", like="s") == -inf
 
 
 def _repeated(site: Site) -> bool:
@@ -283,7 +172,7 @@ def _rules() -> Iterator[Rule]:
         head, runtime = scores.format(q="q", k="k"), query != "q"
         conditions: tuple[Any, ...] = (floats("q", "k", "v", *("c" * runtime), *(("mask",) if "mask" in mask else ())),)
         if mask:
-            conditions = (*conditions, _additive if "mask" in mask else _boolean)
+            conditions = (*conditions, masks.additive if "mask" in mask else masks.boolean)
         if runtime:
             conditions = (*conditions, _one_number)
         key = "k" if transposed else "Transpose(k, perm=(0, 1, 3, 2))"
@@ -305,7 +194,7 @@ def _rules() -> Iterator[Rule]:
             )
     for scores, cap, (mask, given), (soft, precision) in product(_SCORES[:4], _CAPS, _MASKS.items(), _SOFTMAX):
         head = scores.format(q="q", k="k").replace("s = ", "r = ", 1)
-        fits = (_additive,) if "mask" in mask else (_boolean,) if mask else ()
+        fits = (masks.additive,) if "mask" in mask else (masks.boolean,) if mask else ()
         yield Rule(
             "attention_capped",
             f"{head}\n{cap}\n{mask}{soft.format(m='m' if mask else 's')}\ny = MatMul(p, v)",
@@ -318,7 +207,7 @@ def _rules() -> Iterator[Rule]:
             "attention_guarded",
             f"{scores.format(q='q', k='k')}\n{mask}{_GUARDED.format(m='m')}\ny = MatMul(p, v)",
             f"y = Attention(q, k, v{given}, scale=scale)",
-            (floats("q", "k", "v"), _guard),
+            (floats("q", "k", "v"), masks.guard),
             _derive(1, False),
         )
     for scores, (mask, given), transposed in product(_SCORES, _MASKS.items(), (1, 0)):
@@ -327,14 +216,14 @@ def _rules() -> Iterator[Rule]:
             "attention_cleared",
             f"{scores.format(q='q', k='k')}\n{mask}{_CLEARED.format(m='m' if mask else 's')}\ny = MatMul(p, v)",
             f"y = Attention(q, {key}, v{given}, scale=scale)",
-            (floats("q", "k", "v"), _clear),
+            (floats("q", "k", "v"), masks.clear),
             _derive(transposed, False),
         )
     yield Rule(
         "attention_positions",
         f"y = Attention(q, k, v, mask, {_ATTRIBUTES})",
         f"y = Attention(q, k, v, {_ATTRIBUTES})",
-        derive=_positions,
+        derive=masks.positions,
     )
     yield Rule(
         "attention_in_a_batch",
@@ -363,6 +252,11 @@ def _rules() -> Iterator[Rule]:
 
 
 RULES: tuple[Rule, ...] = tuple(_rules())
+
+
+def trained(rule: Rule) -> Rule:
+    """The rule as it may act where gradients are made of the log-sum-exp of scores."""
+    return replace(rule, conditions=(*rule.conditions, masks.mild)) if masks.additive in rule.conditions else rule
 
 
 def _of_rank(rank: int) -> Any:

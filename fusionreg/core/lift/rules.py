@@ -40,5 +40,8 @@ RULES: tuple[Rule, ...] = (
 )
 """Every rule that makes a larger operator of smaller ones."""
 
+TRAINED: tuple[Rule, ...] = tuple(attention.trained(r) for r in RULES)
+"""The same where gradients are recorded."""
+
 LATE: tuple[Rule, ...] = (*masking.RULES, *normalizations.HEADS, *products.COLUMNS, *tidying.LATE)
 """Run once none of those fits any more: what these make of a mask, or of a product, no larger operator can take in."""

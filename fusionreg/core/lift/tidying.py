@@ -244,7 +244,8 @@ RULES: tuple[Rule, ...] = (
     Rule("known_target", "y = Reshape(x, s, allowzero=zero)", "y = Reshape(x, target)", (), _known_target),
     Rule("known_target", "y = Expand(x, s)", "y = Expand(x, target)", (), _known_target),
     Rule("nothing_added", "y = Concat(a, b, axis=axis)", "y = a", (floats("a", "b"), shape_is("a"))),
-    Rule("plus_zero", "y = Add(x, 0.0)", "y = x", (shape_is("x"),)),
+    # baddbmm of torch with beta=0, as it is exported
+    Rule("plus_zero", "x = Mul(MatMul(a, b, transB=t), c)\ny = Add(x, 0.0)", "y = Mul(MatMul(a, b, transB=t), c)"),
     Rule("times_one", "y = Mul(x, 1.0)", "y = x", (shape_is("x"),)),
     Rule("by_one", "y = Div(x, 1.0)", "y = x", (shape_is("x"),)),
     Rule("above_minus_infinity", "y = Max(x, c)", "y = x", (floats("x", "c"), shape_is("x"), _no_lower)),

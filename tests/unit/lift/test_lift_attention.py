@@ -72,7 +72,7 @@ def test_scores_of_two_axes_and_a_mask_for_each_batch_stay(shape):
     q, k, v = (n.x(*shape[:-2], e, D) for e in (S, T, T))
     s = n.op("MatMul", q, k, transB=1)
     if len(shape) == 3:  # an operator with heads would take it for a mask of heads
-        s = n.add(s, n.const(np.zeros((B, S, T))))
+        s = n.add(s, n.const(np.ones((B, S, T))))
     assert_not_lifted(n.done(attend(n, s, v)), "Attention")
 
 
@@ -122,9 +122,9 @@ def test_masks_that_stay_outside(case):
         "input": None,
         "row": np.where(np.eye(S, T) > 2, 0.0, -np.inf),
         "nan": np.full((S, T), np.nan),
-        "one a row": np.zeros((S, 1)),
+        "one a row": np.ones((S, 1)),
         "too wide": np.zeros((2, B, H, S, T)),
-        "vector": np.zeros(T),
+        "vector": np.ones(T),
     }[case]
     mask = n.x(S, T) if values is None else n.const(values)
     graph = n.done(attend(n, n.add(n.mul(n.op("MatMul", q, k, transB=1), ROOT), mask), v))

@@ -174,3 +174,51 @@ def test_masks_of_fewer_axes(shape, trained, compiled, reports):
     words = "position_bias" if trained else "masked"
     assert fused(reports) == [f"attention.sdpa_{words}_training"]
     assert fused(reports, "backward") == [f"attention.sdpa_{words}_backward"]
+
+
+def sdpa_of_bools(q, k, v, seen):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def filled(q, k, v, seen):
+    return (q @ k.mT).masked_fill(~seen, -torch.inf).softmax(-1) @ v
+
+
+def added_infinity(q, k, v, seen):
+    return (q @ k.mT + torch.where(seen, 0.0, -torch.inf)).softmax(-1) @ v
+
+
+def added_lowest(q, k, v, seen):
+    """NVIDIA/apex#1444: weights alike, which a log-sum-exp of such scores does not tell."""
+    return (q @ k.mT + torch.where(seen, 0.0, torch.finfo(q.dtype).min)).softmax(-1) @ v
+
+
+def added_a_little(q, k, v, seen):
+    return (q @ k.mT + torch.where(seen, 0.0, -1e3)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("function", "forward", "backward"),
+    [
+        (sdpa_of_bools, "sdpa_masked_training", "sdpa_masked_backward"),
+        (filled, "mask_softmax", "mask_softmax_backward"),
+        (added_infinity, "bias_softmax", "softmax_backward"),
+        (added_lowest, "bias_softmax", "softmax_backward"),
+        (added_a_little, "sdpa_masked_training", "sdpa_masked_backward"),
+    ],
+    ids=lambda p: getattr(p, "__name__", ""),
+)
+def test_rows_without_a_key(function, forward, backward, compiled, reports):
+    """They are what the operators make of them, NaN, 0 or the mean of v, in both directions, and no other row is."""
+    torch.manual_seed(0)
+    registry = Registry(kit.shipped("attention"), device="sim")
+    seen = torch.ones(2, 1, 8, 8, dtype=torch.bool).tril()
+    seen[0, :, 3] = seen[1, :, :2] = False
+    q, k, v, way = (torch.randn(2, 2, 8, 16, requires_grad=True) for _ in range(4))
+    step = compiled(function, registry=registry)
+    results = [(y := f(q, k, v, seen), *torch.autograd.grad(y, (q, k, v), way)) for f in (step, function)]
+    for mine, other in zip(*results, strict=True):
+        assert torch.equal(mine.isnan(), other.isnan())
+        same(mine.nan_to_num(), other.nan_to_num(), 1e-4)
+    assert fused(reports) == [f"attention.{forward}"]
+    assert f"attention.{backward}" in fused(reports, "backward") + fused(reports, "captured")
