@@ -213,3 +213,26 @@ def test_values(registry, options):
         y = fused(*(t.bfloat16() for t in x))
     assert [s.fusion.startswith("attention.qkv") for s in fused.model.sites if "pointwise" not in s.fusion] == [True]
     assert (y.double() - want).abs().max() < 0.03 * want.abs().max()
+
+
+class InBatch(nn.Module):
+    """Diffusers' first processor: heads become batches, and scores a baddbmm with beta=0."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.ModuleList(nn.Linear(C, H * D, bias=False) for _ in "qkv")
+
+    def forward(self, x):
+        q, k, v = (p(x).reshape(B, S, H, D).permute(0, 2, 1, 3).reshape(B * H, S, D) for p in self.project)
+        nothing = torch.empty(B * H, S, S)
+        weights = torch.baddbmm(nothing, q, k.transpose(-1, -2), beta=0, alpha=D**-0.5).softmax(-1)
+        return torch.bmm(weights, v).reshape(B, H, S, D).permute(0, 2, 1, 3).reshape(B, S, H * D)
+
+
+@pytest.mark.parametrize("how", ["program", "onnx"])
+def test_heads_in_the_batch(registry, tmp_path, how):
+    model = InBatch().eval(), torch.randn(B, S, C)
+    if how == "onnx":
+        torch.onnx.export(*model[:1], (model[1],), dynamo=True, verbose=False).save(tmp_path / "m.onnx")
+        model = (tmp_path / "m.onnx",)
+    assert [m.fusion for m in registry.match(*model).matches if "qkv" in m.fusion] == ["attention.qkv_sdpa"]
