@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fusionreg.core.errors import ArgumentError, PlanError
@@ -268,7 +268,7 @@ class Registry(Mapping[str, FusionEntry]):
         found = self._asked_for(found, refusal, gradients)
         cost = CostModel(
             self.catalog.ops, executor=executor_of(executor), measured=self.runtime.expected,
-            kernels=once(self.runtime.seconds), gains=self._gains,
+            kernels=once(self.runtime.seconds), gains=partial(self._gains, kernel=once(self.runtime.kernel)),
         )  # fmt: skip
 
         def accepts(match: Match) -> str | None:

@@ -238,7 +238,10 @@ class MeasuredGains:
         self._files: dict[Path, tuple[GainRow, ...]] = {}
         self._rows: dict[str, tuple[GainRow, ...]] = {}
 
-    def __call__(self, match: Match, executor: Executor, size: int) -> Gain | None:
+    def __call__(
+        self, match: Match, executor: Executor, size: int, kernel: Callable[[Match], str] | None = None
+    ) -> Gain | None:
+        """``kernel``: in place of this object's, as for the length of a plan, in which matches repeat."""
         if size <= 0:
             return None
         name = match.base or match.fusion
@@ -256,8 +259,8 @@ class MeasuredGains:
         ]
         if not rows:
             return None
-        kernel = self._kernel(match)
-        found = min((r for r in rows if r[-1].kernel == kernel), default=None)
+        runs = (kernel or self._kernel)(match)
+        found = min((r for r in rows if r[-1].kernel == runs), default=None)
         if found is None:
             return None
         _, _, far, _, column, row = found
