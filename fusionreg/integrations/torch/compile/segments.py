@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 #: Functions that switch a mode for everything behind them.
 _SWITCHES = frozenset(
@@ -212,7 +214,10 @@ def _records(node: torch.fx.Node) -> bool:
 
 
 def _stands(node: torch.fx.Node) -> bool:
-    """Whether a node must stay what and where it is."""
+    """Whether a node must stay what and where it is. Tensors that wrap others have operators of their own (nested ones,
+    those that lie on several devices): what they come down to is matched in autograd's graphs."""
+    if any(map(is_traceable_wrapper_subclass, tree_leaves([_recorded(n) for n in (node, *node.all_input_nodes)]))):
+        return True
     if node.op == "call_module" or (node.op == "call_method" and node.target in ("item", "tolist")):
         return True
     if node.op != "call_function":
