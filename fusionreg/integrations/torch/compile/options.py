@@ -90,17 +90,21 @@ class Options:
 
     def _demands(self) -> Iterator[tuple[str, bool, str]]:
         """What else must hold: option, whether it does, what is expected."""
-        from fusionreg.api import Registry
-
         yield "device", self.device in ("cuda", "sim"), "'cuda' or 'sim'"
         for name in ("cuda_graph", "explain", "strict"):
             yield name, isinstance(getattr(self, name), bool), "True or False"
         yield "measure", isinstance(self.measure, bool | int | float) and self.measure >= 0, "a bool, or seconds"
         yield "report", self.report is None or callable(self.report), "a function of a Report"
-        yield "registry", self.registry is None or isinstance(self.registry, Registry), "what load_registry() returns"
+        yield "registry", self.registry is None or _loaded(self.registry), "what load_registry() returns"
         yield "inner_options", isinstance(self.inner_options, Mapping), "a mapping"
         for name in ("inner_options", "mode") if self.inner == "eager" else ():
             yield name, not getattr(self, name), "none beside inner 'eager': they are of Inductor"
+
+
+def _loaded(registry: Any) -> bool:
+    from fusionreg.core.registry.catalog import Catalog
+
+    return isinstance(getattr(registry, "catalog", None), Catalog)
 
 
 def _modes() -> tuple[str, ...]:
