@@ -311,7 +311,7 @@ def test_transforms_stand_between_segments(compiled: Any, reports: Any, transfor
         return F.layer_norm(y, (8,), w)
 
     x = torch.randn(3, 8)
-    same(compiled(f)(x), f(x))
+    same(compiled(f)(x), f(x), 1e-3)  # rows of derivatives hardly vary: dividing by that enlarges the last bits
     assert fused(reports) == ["pointwise.region", "norm.layernorm_unbiased"]
 
 
