@@ -82,8 +82,8 @@ def test_gradients_on_tensor_cores_of_every_architecture() -> None:
         assert code.registers * launch.threads <= REGISTERS_SM and code.spills == 0, (device.name, code.spills)
 
 
-@pytest.mark.parametrize("width", [64, 128])
-def test_gradients_overlap_products_and_exponentials(width) -> None:
+@pytest.mark.parametrize(("kernel", "width"), [("wgmma", 64), ("wgmma", 128), ("wgmma_wide", 256)])
+def test_gradients_overlap_products_and_exponentials(kernel, width) -> None:
     """ptxas waits after every product, and says so, where it cannot follow registers, or has too few of them."""
-    ((_, _, code),) = compiled("wgmma", width, ("sm_90a",), BACKWARD)
+    ((_, _, code),) = compiled(kernel, width, ("sm_90a",), BACKWARD)
     assert "serialized" not in code.log, code.log

@@ -19,7 +19,7 @@ from fusionreg.core.conformance.simulated import SimExecutor
 
 CATALOG = shipped("attention")
 FUSION = "attention.sdpa_backward"
-KERNELS = [k.name for k in CATALOG[FUSION].kernels if k.library is None]
+KERNELS = [k.name for k in CATALOG[FUSION].kernels if k.library is None and k.name != "wgmma_wide"]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -27,6 +27,21 @@ def test_conforms(kernel):
     report = run(CATALOG, [FUSION], kernels=[kernel], device="sim", cases="quick", cache=Cache())
     assert report.ok, "\n".join(map(str, report.failures))
     assert report.counts["PASSED"] >= 40
+
+
+def test_wide_heads():
+    """The declared cases of heads for which two warpgroups share a tile of keys."""
+    entry, target, ran = CATALOG[FUSION], "sm_90a", []
+    kernel, executor = entry.kernel("wgmma_wide"), SimExecutor(Cache(), target=target, multiprocessors=2)
+    for trial in derive(entry, kernel, target, "all"):
+        name = trial.name.rpartition("-")[2]
+        if name in ("wide", "capped_wide", "tiles_wide", "width_256"):
+            found = prepare(entry, kernel, trial, executor)
+            if isinstance(found, Job):
+                result = execute(found, executor, CATALOG.ops)
+                assert not result.status.failed, result
+                ran.append(name)
+    assert len({*ran}) == 4, ran
 
 
 @pytest.mark.parametrize(
@@ -95,6 +110,8 @@ def test_the_log_sum_exp_is_that_of_scores(kernel):
         ("wgmma", "fr::mbarrier_wait(empty + ring.stage, ring.parity ^ 1);", ""),
         ("wgmma", "fr::mbarrier_wait(own_empty, own_parity ^ 1);", ""),
         ("wgmma", "hide(weights);", ""),
+        ("wgmma_wide", "ring_e.wait_empty();", ""),
+        ("wgmma_wide", "weights[j] * bends[j]", "weights[j]"),
         ("plain", "if (j < range.first || j > range.last) return;", ""),
         ("plain", "h / group", "h % G"),
     ],
@@ -102,13 +119,13 @@ def test_the_log_sum_exp_is_that_of_scores(kernel):
 def test_faults_are_noticed(kernel, text, other):
     """In one of the cases that the spec names or that are derived of it."""
     names = ("base", "capped", "causal_short", "two_key_heads", "huge", "tiles", "nothing_to_see", "window_causal")
-    names += ("width_256",)  # whose tiles come in fewer stages than there are of them
+    names += ("capped_wide", "tiles_wide", "width_256")  # whose tiles come in fewer stages than there are of them
     assert noticed(FUSION, kernel, text, other, names)
 
 
 def noticed(fusion: str, kernel: str, text: str, other: str, names: tuple[str, ...]) -> bool:
     """Whether a case of those names fails with ``other`` in the place of ``text``."""
-    target = "sm_90a" if kernel == "wgmma" else "sm_80"
+    target = "sm_90a" if kernel.startswith("wgmma") else "sm_80"
     entry, executor = CATALOG[fusion], SimExecutor(Cache(), target=target, multiprocessors=2)
     for trial in derive(entry, entry.kernel(kernel), target, "quick"):
         if trial.dtypes["T"] != "float32" and trial.name.rpartition("-")[2] in names:
@@ -139,10 +156,11 @@ def test_faults_beside_masks_are_noticed(words, kernel, text, other, case):
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "width"), [("tensor_core", "sm_80", 32), ("wgmma", "sm_90a", 64), ("wgmma", "sm_90a", 256)]
+    ("name", "target", "width", "tiles"),
+    [("tensor_core", "sm_80", 32, 2 * 2), ("wgmma", "sm_90a", 64, 2 * 2), ("wgmma_wide", "sm_90a", 256, 3 * 2)],
 )
-def test_blocks_take_tile_after_tile(name, target, width):
-    """Two blocks for a dozen tiles: every gradient is written, the same bits whatever the number of blocks."""
+def test_blocks_take_tile_after_tile(name, target, width, tiles):
+    """``tiles``: of keys. Two blocks for a dozen tiles: every gradient is written, the same bits whatever the number of blocks."""
     entry, found = CATALOG[FUSION], []
     kernel = entry.kernel(name)
     for multiprocessors in (2, 132):
@@ -152,8 +170,7 @@ def test_blocks_take_tile_after_tile(name, target, width):
         axes = {"B": 1, "H": 4, "G": 2, "Q": 140, "K": 130, "D": width, "E": width}
         trial = base.with_("several", axes=axes, values={})
         job = prepare(entry, kernel, trial, executor)
-        tiles = (2 if width == 256 else 1) * 2 * 2 + 4 * 2  # wide heads have tiles for dk and for dv
-        assert isinstance(job, Job) and job.candidate.launch.grid[0] == min(multiprocessors, tiles)
+        assert isinstance(job, Job) and job.candidate.launch.grid[0] == min(multiprocessors, tiles + 4 * 2)
         result = execute(job, executor, CATALOG.ops)
         assert not result.status.failed, result
         found.append((result.max_abs, result.max_rel))

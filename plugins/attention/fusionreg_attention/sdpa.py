@@ -125,6 +125,10 @@ _GRADIENT_CASES = (
         for d, h, q, k in ((96, 1, 24, 40), (256, 2, 72, 136), (128, 1, 72, 136))
     ),
     Case(name="width_192_128", axes={"H": 1, "D": 192, "E": 128, "Q": 24, "K": 40}),
+    _WIDE,
+    _WIDE.model_copy(update={"name": "capped_wide", "attributes": _WIDE.attributes | {"softcap": 3.0}}),
+    Case(name="tiles_wide", axes={"H": 4, "G": 2, "Q": 200, "K": 136, "D": 256, "E": 256},
+         attributes={"scaling": "given", "scale": 0.125, "left_window_size": 80}),
     Case(name="width_odd", axes={"D": 35, "E": 21}),
     Case(name="cancelled", values={"dy": "ones", "v": "ones", "y": "ones"}, summary="scores have no gradient"),
     Case(name="huge", axes={"H": 1, "Q": 136, "K": 136}, values={"dy": "large", "v": "large"},

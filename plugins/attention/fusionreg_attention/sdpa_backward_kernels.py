@@ -16,7 +16,19 @@ _TILES = "blocks take tiles of keys, then of queries; the same bits each time"
 
 #: [B H Q] or [B G K] by a width.
 _ROWS = ("dy", "q", "k", "v", "y", "dq", "dk", "dv")
-_STREAMED = ("dy", "q", "k", "v")
+
+#: Of `wgmma`: rows that are streamed at a time past tiles of keys, and of copies.
+_BN_KEYS = "(64 if D + E <= 256 else 32)"
+BOXES = {"dy": "BN_KEYS", "q": "BN_KEYS", "k": "BN_QUERIES", "v": "BN_QUERIES"}
+
+
+#: What kernels that copy rows by TMA want of the operands that they read themselves.
+_WHOLE_ROWS = (
+    *(f"aligned({n}, 16) and stride({n}, 3) == 1" for n in ("dy", "y")),
+    *(f"stride({n}, {axis}) % 8 == 0" for n in ("dy", "y") for axis in range(3)),
+    "Q > 0 and K > 0",
+    "Q < 1000000000 and K < 1000000000",
+)
 
 
 def _constants(mask: str) -> dict[str, str]:
@@ -89,22 +101,33 @@ def _tensor_core(mask: str) -> KernelSpec:
     )
 
 
+def _held(mask: str) -> dict[str, str]:
+    """Columns of a warpgroup's rows of k and v, or of q and dy, for which `wgmma` has registers beside its sums."""
+    apart = "128 if D + E > 320 else {}"
+    if mask == "bias":
+        return {"HELD_K": apart.format(0), "HELD_V": "0", "HELD_Q": apart.format(0), "HELD_DY": "0"}
+    return {
+        "HELD_K": apart.format("D if D + E <= 128 else 0"),
+        "HELD_V": "E if D + E <= 128 else 0",
+        "HELD_Q": apart.format("D if D <= 128 or D == 192 and E > 64 else 0"),
+        "HELD_DY": "0 if D + E > 320 else E if D <= 128 else 64 if D == 192 and E > 64 else 0",
+    }
+
+
 def _wgmma(mask: str) -> KernelSpec:
     tiles = "(1 + APART) * B * G * ceildiv(K, 128) + B * H * ceildiv(Q, 128)"
     if mask == "bias":
-        tiles += " + MB * MH * ceildiv(K, 128) * (ceildiv(Q, BN) if MQ > 1 else 1)"
+        tiles += f" + MB * MH * ceildiv(K, 128) * (ceildiv(Q, {_BN_KEYS}) if MQ > 1 else 1)"
     return KernelSpec(
         name="wgmma",
+        pending="" if mask == "mask" else "not proven yet with rows in registers",
         template="sdpa_backward_wgmma.cu.j2",
         summary=f"wgmma fed by TMA, warp-specialised, {_TILES}",
         targets="sm_90a",
         requires=(
             'T in ("float16", "bfloat16")',
             "D in (64, 96, 128, 192, 256) and E in (64, 96, 128, 192, 256)",
-            *(f"aligned({n}, 16) and stride({n}, 3) == 1" for n in ("dy", "y")),
-            *(f"stride({n}, {axis}) % 8 == 0" for n in ("dy", "y") for axis in range(3)),
-            "Q > 0 and K > 0",
-            "Q < 1000000000 and K < 1000000000",
+            *_WHOLE_ROWS,
             *(("B > 0",) if mask == "bias" else ()),
         ),
         strides=_strides(mask),
@@ -112,8 +135,11 @@ def _wgmma(mask: str) -> KernelSpec:
         params={"CAPPED": (0, 1)},  # whether there is a softcap
         valid=("(CAPPED == 1) == (softcap > 0)",),
         constants={
-            "BN": "64 if D + E <= 256 else 32",  # rows that are streamed at a time
+            # rows that are streamed at a time past tiles of keys, and of queries
+            "BN_KEYS": _BN_KEYS,
+            "BN_QUERIES": "128 if D + E <= 128 else " + _BN_KEYS if not mask else _BN_KEYS,
             "APART": "1 if D + E > 320 else 0",  # registers hold but one of dk and dv
+            **_held(mask),
             # more of them leave little of a cache to what does not fit registers
             "STAGES": "5 if D + E <= 192 else 3",
             # where sums need all registers, products wait for words, and turns for both
@@ -121,20 +147,52 @@ def _wgmma(mask: str) -> KernelSpec:
             **_constants(mask),
         },
         tensor_maps=tuple(
-            TensorMap(name=f"{n}_map", operand=n, box=("64", "BN" if n in _STREAMED else "64", "1", "1"), swizzle="128")
+            TensorMap(name=f"{n}_map", operand=n, box=("64", BOXES.get(n, "64"), "1", "1"), swizzle="128")
             for n in _ROWS
             if n != "y"
         ),
         grid=f"max(1, min(multiprocessors, {tiles}))",
         block="384",
         min_blocks=1,
-        shared_memory="(128 + BN * STAGES) * (align(D, 64) + align(E, 64)) * 2 + 8 * BN * STAGES + 16 * STAGES + 32",
+        shared_memory="(128 + max(BN_KEYS, BN_QUERIES) * STAGES) * (align(D, 64) + align(E, 64)) * 2"
+        " + 8 * BN_KEYS * STAGES + 16 * STAGES + 32",
         workspace=_STATISTICS,
         cooperative=True,
         estimate=f"1.2e-5 + {_work(mask)} / {_rate(mask, '5e14', '1.7e14', '1e14')} * (1.2 if D + E > 320 else 1)",
     )
 
 
+def _wide() -> KernelSpec:
+    """Of heads so wide that registers of a warpgroup hold but one of dk and dv."""
+    return KernelSpec(
+        name="wgmma_wide",
+        pending="not proven yet",
+        template="sdpa_backward_wide.cu.j2",
+        summary=f"the same for wide heads: one warpgroup has the weights and dv of keys, another one dk; {_TILES}",
+        targets="sm_90a",
+        requires=(
+            # scores of wide heads may be steep, where fp16 has no weights left of most keys
+            'T == "bfloat16"',
+            "D in (96, 128, 192, 256) and E in (96, 128, 192, 256) and D + E > 320",
+            *_WHOLE_ROWS,
+        ),
+        strides=_ROWS,
+        specialize=("D", "E"),
+        params={"CAPPED": (0, 1)},  # whether there is a softcap
+        valid=("(CAPPED == 1) == (softcap > 0)",),
+        tensor_maps=tuple(
+            TensorMap(name=f"{n}_map", operand=n, box=("64", "64", "1", "1"), swizzle="128") for n in _ROWS if n != "y"
+        ),
+        grid="max(1, min(multiprocessors, B * G * ceildiv(K, 64) + B * H * ceildiv(Q, 128)))",
+        block="384",
+        min_blocks=1,
+        shared_memory="128 * (4 * align(D, 64) + 3 * align(E, 64)) + 1024 + 96",
+        workspace=_STATISTICS,
+        cooperative=True,
+        estimate=f"1.2e-5 + {_PAIRS} * (8 * D + 6 * E) / 5e14",
+    )
+
+
 def gradient_kernels(mask: str = "") -> tuple[KernelSpec, ...]:
     """All of them, for the fusion with that mask (a key of :data:`.sdpa_kernels.MASK_FORMS`)."""
-    return _wgmma(mask), _tensor_core(mask), _plain(mask)
+    return (*(() if mask else (_wide(),)), _wgmma(mask), _tensor_core(mask), _plain(mask))

@@ -8,7 +8,7 @@ from typing import Any
 
 from fusionreg.core.spec import KernelSpec, TensorMap
 
-from .sdpa_backward_kernels import gradient_kernels
+from .sdpa_backward_kernels import BOXES, gradient_kernels
 
 #: Each is [Q H D] or [K G D].
 _ROWS = ("dy", "q", "k", "v", "y", "dq", "dk", "dv")
@@ -33,7 +33,7 @@ def _changed(kernel: KernelSpec, **changes: Any) -> KernelSpec:
 
 
 def varlen_gradient_kernels() -> tuple[KernelSpec, ...]:
-    wgmma, tensor_core, plain = gradient_kernels()
+    _, wgmma, tensor_core, plain = gradient_kernels()
     return (
         _changed(
             wgmma,
@@ -48,10 +48,10 @@ def varlen_gradient_kernels() -> tuple[KernelSpec, ...]:
             constants={**wgmma.constants, "VARLEN": "2"},
             tensor_maps=tuple(
                 TensorMap(name=f"{n}_map", operand=n, box=("64", "1", box), swizzle="128")
-                for n, box in {n: "BN" if n in ("dy", "q", "k", "v") else "64" for n in _ROWS if n != "y"}.items()
+                for n, box in {n: BOXES.get(n, "64") for n in _ROWS if n != "y"}.items()
             ),
             grid=_tiles("128", "(1 + APART)"),
-            shared_memory=wgmma.shared_memory.replace("8 * BN * STAGES", "8 * (BN + 2) * STAGES"),
+            shared_memory=wgmma.shared_memory.replace("8 * BN_KEYS * STAGES", "8 * (BN_KEYS + 2) * STAGES"),
             workspace=_STATISTICS,
             estimate=f"1.2e-5 + {_PAIRS} * (8 * D + 6 * E) / 4.5e14 * (1.2 if D + E > 320 else 1)",
         ),
