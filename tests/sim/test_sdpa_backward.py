@@ -160,8 +160,7 @@ def test_faults_beside_masks_are_noticed(words, kernel, text, other, case):
     [("tensor_core", "sm_80", 32, 2 * 2), ("wgmma", "sm_90a", 64, 2 * 2), ("wgmma_wide", "sm_90a", 256, 3 * 2)],
 )
 def test_blocks_take_tile_after_tile(name, target, width, tiles):
-    """``tiles``: those of keys. Two blocks for a dozen tiles: every gradient is written, the same bits whatever the number
-    of blocks."""
+    """Two blocks for a dozen tiles, ``tiles`` of keys: all is written, the same bits with any number of blocks."""
     entry, found = CATALOG[FUSION], []
     kernel = entry.kernel(name)
     for multiprocessors in (2, 132):
