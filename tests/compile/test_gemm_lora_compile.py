@@ -69,27 +69,6 @@ def test_other_layouts_and_dtypes() -> None:
         assert code.spills <= 128, (dtype, code.spills)
 
 
-@pytest.mark.parametrize(("kernel", "ranks", "arches"), [("wgmma", (16, 32), 1), ("plain", (16,), 4)])
-def test_with_the_product(kernel, ranks, arches) -> None:
-    """No register of the sums is touched while tensor cores have it, which would make them wait for each other."""
-    entry = CATALOG["gemm.lora_linear"]
-    declared, (workload,) = entry.kernel(kernel), entry.spec.workloads
-    devices = [a for a in SHIPPED if any(accepts(d, target(a)) for d in declared.spec.targets)]
-    sources, launches = [], []
-    for arch in devices:
-        for rank in ranks:
-            asked = workload.model_copy(update={"axes": workload.axes | {"R": rank}, "absent": ()})
-            made = Subject.of(entry, asked, arch, CATALOG.ops, None, 132)
-            for chosen in combinations(declared, made.problem):
-                sources.append(render(entry, declared, made.problem, chosen.params))
-                launches.append((target(arch), chosen.launch))
-    assert len(devices) == arches
-    for (device, launch), code in zip(launches, compile_all(sources), strict=True):
-        assert not isinstance(code, Exception), code
-        assert code.registers * launch.threads <= REGISTERS_SM and code.spills == 0 and "C7515" not in code.log
-        assert code.shared <= STATIC_SHARED and code.shared + launch.shared_memory <= device.shared_memory
-
-
 @pytest.mark.skipif(disassembler() is None, reason="no disassembler is installed")
 @pytest.mark.parametrize(("kernel", "stores"), [("decode_cluster", "STG.E.U16"), ("grouped_cluster", "STG.E.128")])
 def test_matrices_are_read_16_bytes_at_a_time(kernel, stores, tmp_path) -> None:

@@ -1,8 +1,7 @@
 """The family ``gemm``: x @ W with scale, bias and activation in the accumulator's registers, one cast at the end.
 
 A module for each group of fusions, and one for its kernels: ``dense`` has weights of x's dtype, ``quantized`` weights
-of 8 bits, ``gated`` has two weights, ``lora`` one of many low-rank ones for each row, ``lora_linear`` a weight and
-those.
+of 8 bits, ``gated`` has two weights, ``lora`` one of many low-rank ones for each row.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from fusionreg.core.registry.library_calls import LibraryCall
 from fusionreg.core.spec import FusionSpec, KernelSpec
 from fusionreg.hookspecs import hookimpl
 
-from . import cublaslt, cublaslt_kernels, dense, gated, lora, lora_linear, quantized
+from . import cublaslt, cublaslt_kernels, dense, gated, lora, quantized
 
 
 @hookimpl
 def register_fusions() -> Sequence[FusionSpec]:
-    return (*dense.FUSIONS, *gated.FUSIONS, *quantized.FUSIONS, *lora.FUSIONS, *lora_linear.FUSIONS)
+    return (*dense.FUSIONS, *gated.FUSIONS, *quantized.FUSIONS, *lora.FUSIONS)
 
 
 @hookimpl

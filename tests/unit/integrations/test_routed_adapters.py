@@ -14,7 +14,7 @@ import fusionreg
 from fusionreg.api import NothingFusedWarning
 
 TOKENS, K, N, E, R = 6, 32, 24, 4, 8
-FUSION, LINEAR = "gemm.lora_routed", "gemm.lora_linear"  # the second one with the product in front
+FUSION = "gemm.lora_routed"
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +25,14 @@ def registry():
 class Adapted(nn.Module):
     """One way to write x @ W + 0.5 · B[id] (A[id] x)."""
 
-    def __init__(self, way: str, bias: bool = False) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.randn(N)) if bias else None
         self.a, self.b = nn.Parameter(torch.randn(E, R, K)), nn.Parameter(torch.randn(E, N, R))
         self.w, self.s, self.way = nn.Parameter(torch.randn(N, K)), nn.Parameter(torch.rand(E)), way
 
     def forward(self, x, ids):
         way, a, b = self.way, self.a, self.b
-        base = nn.functional.linear(x, self.w, self.bias)
+        base = nn.functional.linear(x, self.w)
         at = ids if way == "wrapped" else ids.clamp(min=0)
         if way == "column":
             delta = (b[at] @ (a[at] @ x[:, :, None])).squeeze(-1)
@@ -70,9 +69,9 @@ WAYS = ("row", "column", "einsum", "selected", "untransposed", "wrapped", "unsca
 def test_ways_of_torch(registry, way) -> None:
     torch.manual_seed(0)
     x, ids = inputs()
-    module = Adapted(way, bias=way in ("column", "einsum"))
+    module = Adapted(way)
     fused = registry.fuse(torch.export.export(module, (x, ids)))
-    assert [s.fusion for s in fused.sites] == [LINEAR]
+    assert [s.fusion for s in fused.sites] == [FUSION]
     with torch.no_grad():
         torch.testing.assert_close(fused(x, ids), module(x, ids), rtol=1e-4, atol=1e-4)
 
@@ -106,7 +105,7 @@ def test_what_is_another_function(registry, way) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NothingFusedWarning)
         fused = registry.fuse(torch.export.export(Adapted(way), inputs()))
-    assert not {FUSION, LINEAR} & {s.fusion for s in fused.sites}
+    assert FUSION not in [s.fusion for s in fused.sites]
 
 
 @pytest.mark.parametrize("clamp", ["Max", "Clip", ""])
