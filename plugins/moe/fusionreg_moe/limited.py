@@ -77,7 +77,7 @@ def _limited(spec: FusionSpec, words: str, summary: str, axes: dict[str, int]) -
             1,
             12,
             "decoding",
-            attributes={"top_k": 3, "groups": 4, "kept_groups": 2, "activation": "Swish"},
+            attributes={"top_k": 3, "groups": 4, "kept_groups": 2},
         ),
         case(
             "special",
