@@ -233,7 +233,12 @@ def _constraints(kind: Kind) -> tuple[str, ...]:
 
 
 def _fusion(
-    words: str, summary: str, kind: Kind, pattern: tuple[str, ...], workloads: tuple[Workload, ...], pending: str = ""
+    words: str,
+    summary: str,
+    kind: Kind,
+    pattern: tuple[str, ...],
+    workloads: tuple[Workload, ...],
+    pending: tuple[str, ...] = (),
 ) -> FusionSpec:
     packed, rotary, normed = kind.packed, kind.rotary, kind.norms != "never"
     shared = packed and kind.groups
@@ -281,8 +286,6 @@ _ONE, _PACK, _TURN = Kind(), Kind(packed=True, groups=False), Kind(norms="maybe"
 _GEMMA = Kind(norms="always", rotary=True, wide=True)
 _NORM, _GROUP = Kind(norms="always"), Kind(packed=True, norms="maybe")
 _ALL = Kind(packed=True, norms="maybe", rotary=True)
-_PENDING = "no GPU has run it yet"
-
 FUSIONS: tuple[FusionSpec, ...] = (
     _fusion(
         "qkv_sdpa", "q, k and v projected from one x by three weights, attention of heads", _ONE, (_THREE,),
@@ -299,19 +302,19 @@ FUSIONS: tuple[FusionSpec, ...] = (
     ),
     _fusion(
         "qkv_rope_norm_sdpa", "the same with scales of norms in float32, which models make of their weights",
-        _GEMMA, _rotary(_WIDE), (_workload(*_SHAPES[0], _GEMMA, row="S12 more"),), _PENDING,
+        _GEMMA, _rotary(_WIDE), (_workload(*_SHAPES[0], _GEMMA, row="S12 more"),), ("wgmma", "fused"),
     ),
     _fusion(
         "qkv_norm_sdpa", "q, k and v projected from one x by three weights, heads of q and k normalised, attention",
-        _NORM, (_NORMED,), (_workload(*_SHAPES[0], _NORM, row="S12 more"),), _PENDING,
+        _NORM, (_NORMED,), (_workload(*_SHAPES[0], _NORM, row="S12 more"),), ("fused",),
     ),
     _fusion(
         "qkv_packed_groups_sdpa",
         "q, k and v projected from one x by one weight; heads of k and v may be fewer, and those of q and k normalised",
-        _GROUP, (_PACKED_GROUPS,), (_workload(*_SHAPES[0], _GROUP, row="S12 more"),), _PENDING,
+        _GROUP, (_PACKED_GROUPS,), (_workload(*_SHAPES[0], _GROUP, row="S12 more"),), ("wgmma",),
     ),
     _fusion(
         "qkv_packed_rope_sdpa", "the same with a rotary embedding of q and k", _ALL, _PACKED_ROTARY,
-        (_workload(*_SHAPES[0], _ALL, row="S12 more"),), _PENDING,
+        (_workload(*_SHAPES[0], _ALL, row="S12 more"),), ("wgmma", "fused"),
     ),
 )  # fmt: skip

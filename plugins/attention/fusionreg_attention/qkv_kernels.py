@@ -56,7 +56,7 @@ def _constants(kind: Kind) -> dict[str, str]:
     }
 
 
-def _fused(kind: Kind, pending: str) -> KernelSpec:
+def _fused(kind: Kind) -> KernelSpec:
     packed, width = kind.packed, kind.width
     columns = "N" if packed else "(N + 2 * J)"
     tiles = "ceildiv(N, 64)" if packed else "ceildiv(N, 64) + 2 * ceildiv(J, 64)"
@@ -66,7 +66,6 @@ def _fused(kind: Kind, pending: str) -> KernelSpec:
         summary="one cooperative launch: projections into the workspace, a barrier over the grid, then attention",
         targets=("sm_90a", "sm_100f"),
         rounding="per_op",
-        pending=pending,
         requires=(
             'T in ("float16", "bfloat16")',
             f"{width} in (16, 32, 64, 128)",
@@ -93,7 +92,7 @@ def _fused(kind: Kind, pending: str) -> KernelSpec:
     )
 
 
-def _wgmma(kind: Kind, masked: bool, pending: str) -> KernelSpec:
+def _wgmma(kind: Kind, masked: bool) -> KernelSpec:
     packed, rotary, width = kind.packed, kind.rotary, kind.width
     columns = "N" if packed else "(N + 2 * J)"
     weights = {"w": "N"} if packed else {"wq": "N", "wk": "J", "wv": "U"}
@@ -109,7 +108,6 @@ def _wgmma(kind: Kind, masked: bool, pending: str) -> KernelSpec:
         else "wgmma fed by TMA, one cooperative launch: what the projections write is what attention's copies read",
         targets="sm_90a",
         rounding="per_op",
-        pending=pending,
         requires=(
             'T in ("float16", "bfloat16")',
             "present(mask)" if masked else "not present(mask)",
@@ -156,6 +154,9 @@ def _wgmma(kind: Kind, masked: bool, pending: str) -> KernelSpec:
     )  # fmt: skip
 
 
-def kernels(kind: Kind, pending: str = "") -> tuple[KernelSpec, ...]:
-    """All of them; ``pending``: why dispatch does not choose them on a GPU."""
-    return _wgmma(kind, False, pending), _wgmma(kind, True, pending), _fused(kind, pending)
+def kernels(kind: Kind, pending: tuple[str, ...] = ()) -> tuple[KernelSpec, ...]:
+    """All of them; ``pending``: names of those that no GPU has run yet, which dispatch does not choose on one."""
+    return tuple(
+        k.model_copy(update={"pending": "no GPU has run all its cases yet"}) if k.name in pending else k
+        for k in (_wgmma(kind, False), _wgmma(kind, True), _fused(kind))
+    )

@@ -120,7 +120,6 @@ def _wgmma(mask: str) -> KernelSpec:
         tiles += f" + MB * MH * ceildiv(K, 128) * (ceildiv(Q, {_BN_KEYS}) if MQ > 1 else 1)"
     return KernelSpec(
         name="wgmma",
-        pending="" if mask == "mask" else "not proven yet with rows in registers",
         template="sdpa_backward_wgmma.cu.j2",
         summary=f"wgmma fed by TMA, warp-specialised, {_TILES}",
         targets="sm_90a",
@@ -166,7 +165,6 @@ def _wide() -> KernelSpec:
     """Of heads so wide that registers of a warpgroup hold but one of dk and dv."""
     return KernelSpec(
         name="wgmma_wide",
-        pending="not proven yet",
         template="sdpa_backward_wide.cu.j2",
         summary=f"the same for wide heads: one warpgroup has the weights and dv of keys, another one dk; {_TILES}",
         targets="sm_90a",

@@ -102,7 +102,7 @@ def _limited(spec: FusionSpec, words: str, summary: str, axes: dict[str, int]) -
         autocast=spec.autocast,
         constraints=(*spec.constraints, *_CONSTRAINTS),
         cases=cases,
-        kernels=tuple(_kernel(k) for k in spec.kernels),
+        kernels=tuple(_kernel(k) for k in spec.kernels if k.name != "token"),  # no case of it has run with groups
         tags=spec.tags,
     )
 

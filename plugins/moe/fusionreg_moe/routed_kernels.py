@@ -111,7 +111,6 @@ def decode(bits: int = 16) -> KernelSpec:
 TOKEN = KernelSpec(
     name="token",
     template="routed_token.cu.j2",
-    pending="no GPU has run its cases yet",
     summary="one token: a warp for a channel, rows of weights by bulk copies of its own; one barrier of the grid",
     targets="sm_90+",
     rounding="per_op",
