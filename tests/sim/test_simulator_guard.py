@@ -60,11 +60,15 @@ def test_the_callers_arrays_are_untouched_by_a_fault(build, geometry):
     assert y.all()
 
 
+#: Offsets that reach where nothing is mapped, however much a process has mapped.
+FAR = OFFSET.replace("int read, int write", "long long read, long long write")
+
+
 def test_a_plain_run_reports_a_segmentation_fault(build, geometry):
     x, y = np.ones(32, np.float32), np.zeros(32, np.float32)
     for _ in range(3):
         with pytest.raises(SimulatorError) as caught:
-            build(OFFSET).launch([x, y, 1 << 29, 0], geometry())
+            build(FAR).launch([x, y, -(1 << 43), 0], geometry())
         assert caught.value.facts["detector"] == "bounds"
         assert caught.value.facts["thread"] == (5, 0, 0)
 
