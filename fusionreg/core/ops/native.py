@@ -1,5 +1,5 @@
-"""Operators that torch has one kernel for on a GPU, which computes in float32 and rounds once, as the vocabulary says:
-for what of a model stays unfused. Nothing here imports torch. Floor 1.
+"""Operators that torch has one kernel for on a GPU, which computes in float32 and rounds once, as the vocabulary says
+(but a convolution's bias, see there): for what of a model stays unfused. Nothing here imports torch. Floor 1.
 
 A function takes torch, the operands, floats of one dtype, and the attributes; it gives None where torch's kernel means
 something else.

@@ -36,7 +36,8 @@ _CONSTRAINTS = (
 
 def _kernel(kernel: KernelSpec) -> KernelSpec:
     constants = {**kernel.constants, "scoring": '"limited"'}  # templates read: sigmoids, of groups
-    return kernel.model_copy(update={"constants": constants})
+    pending = "no GPU has run its cases with groups" if kernel.name == "token" else kernel.pending
+    return kernel.model_copy(update={"constants": constants, "pending": pending})
 
 
 def _limited(spec: FusionSpec, words: str, summary: str, axes: dict[str, int]) -> FusionSpec:
@@ -77,7 +78,7 @@ def _limited(spec: FusionSpec, words: str, summary: str, axes: dict[str, int]) -
             1,
             12,
             "decoding",
-            attributes={"top_k": 3, "groups": 4, "kept_groups": 2},
+            attributes={"top_k": 3, "groups": 4, "kept_groups": 2} | ({"activation": "Swish"} if "J" in axes else {}),
         ),
         case(
             "special",
@@ -102,7 +103,7 @@ def _limited(spec: FusionSpec, words: str, summary: str, axes: dict[str, int]) -
         autocast=spec.autocast,
         constraints=(*spec.constraints, *_CONSTRAINTS),
         cases=cases,
-        kernels=tuple(_kernel(k) for k in spec.kernels if k.name != "token"),  # no case of it has run with groups
+        kernels=tuple(_kernel(k) for k in spec.kernels),
         tags=spec.tags,
     )
 
