@@ -192,6 +192,15 @@ def test_a_scale_that_is_computed_is_that_of_q(by, shape, masked):
     assert result.nodes[-1].attrs["scale"] == 1.0
 
 
+@pytest.mark.parametrize("before", [None, 0.25])
+def test_a_number_in_front_of_attention_joins_its_scale(before):
+    n = Spell()
+    q, k, v = operands(n)
+    given = {} if before is None else {"scale": before}
+    result = assert_lifted(n.done(n.op("Attention", n.mul(q, 0.5), k, v, **given)), {"Attention": 1}, 1e-5)
+    assert result.nodes[0].attrs["scale"] == pytest.approx(0.5 * (before or ROOT))
+
+
 @pytest.mark.parametrize("expose", ["scores", "chances"])
 def test_exposed_interior_stays(expose):
     n = Spell()

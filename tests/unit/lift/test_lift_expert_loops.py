@@ -87,6 +87,17 @@ def scattered(y, token, h):
     return y.scatter_add(0, token[:, None].expand(-1, D), h)
 
 
+class Straying:
+    """Rows of another x in the second turn."""
+
+    def __init__(self):
+        self.turns = 0
+
+    def __call__(self, x, token):
+        self.turns += 1
+        return (x.flip(0) if self.turns % E == 2 else x)[token]
+
+
 #: Where tokens are found by their ids; the last as index_select and scatter_add have it.
 BY_ID = (
     {"equal": True, "wide": True},
@@ -134,6 +145,7 @@ def test_loops(options, dtype) -> None:
         ({"experts": (0, 1), "equal": True}, "there are turns for experts [0, 1] of 3"),
         ({"experts": (0, 1, 2, 1)}, "there are turns for experts [0, 1, 2] of 3"),
         ({"start": torch.ones_like}, "adds to no zeros"),
+        ({"rows": Straying()}, "turns read other tokens"),
         (
             {"expert": partial(next, map(Expert, (nn.functional.silu, nn.functional.gelu, nn.functional.silu)))},
             "experts have different activations",
@@ -145,6 +157,7 @@ def test_loops(options, dtype) -> None:
         "one of those by id is missing",
         "one comes twice",
         "onto something",
+        "one reads other tokens",
         "one has another activation",
         "all have another",
     ],
